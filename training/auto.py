@@ -2,8 +2,9 @@
 
     keras-vit auto --data folder:pictures
 
-looks at the data and the machine: a linear classifier on the frozen features of a published checkpoint without a GPU,
-fine-tuning with a GPU or with --minutes, and training from scratch if there is no checkpoint. It says why.
+It looks at the data and the machine, and says what it does and why. Without a GPU, it fits a linear classifier to
+frozen features of a published checkpoint. With a GPU or --minutes, it fine-tunes all weights. Without a checkpoint, it
+trains from scratch.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,9 @@
 
     keras-vit demo --workdir runs/demo
 
-trains a small ViT on scikit-learn's handwritten digits, evaluates it on the 360 test images, exports it as SavedModel
-and TFLite, compares both with the Keras model on all test images, and writes summary.json. Minutes on two cores.
+It trains a small ViT on scikit-learn's handwritten digits, evaluates it on the 360 test images, exports it as
+SavedModel and TFLite, compares both with the Keras model on all test images, and writes summary.json. This takes a few
+minutes on two cores.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
     keras-vit doctor
 
-Prints what there is, where training would run, and for each problem the command that repairs it. The exit code is 1 if
-there is one.
+It lists hardware and software, says where training would run, and prints for each problem the command that repairs it.
+The exit code is 1 if there is a problem.
 """
 
 import dataclasses

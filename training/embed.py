@@ -4,7 +4,7 @@
     keras-vit embed --checkpoint hf:openai/clip-vit-base-patch32 photographs/ --output features
     keras-vit embed --run gs://bucket/run gs://bucket/new --output gs://bucket/features --runner DataflowRunner -- …
 
-One pass over the images; a command that was killed continues where it was. The folder has Parquet files with the
+It reads every image once; a command that was killed continues where it was. The folder has Parquet files with the
 path, digest, label, split and embedding of each image, and the fingerprint of the model.
 """
 

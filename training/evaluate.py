@@ -3,9 +3,9 @@
     keras-vit evaluate --run runs/pictures
     keras-vit evaluate --run phone/model-int8.tflite --data folder:pictures --output report
 
-writes report.html, with the mistakes as images, predictions.csv, evaluation.json, evaluation.md and plots into the
-run directory, or into --output. Without --data, a run is evaluated on the evaluation images of its own data. Instead of
-a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
+It writes report.html, which shows the mistakes, predictions.csv, evaluation.json, evaluation.md and plots into the run
+directory, or into --output. Without --data, a run is evaluated on the evaluation images of its own data. Instead of a
+run, --run also accepts a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
     keras-vit finetune --checkpoint augreg:B_16 --data folder:pictures --workdir runs/pictures
 
-The new head is initialized to zeros; position embeddings are resized to the new grid. --recipe takes one of the recipes
-below, whose fields are options. The same command continues an interrupted run.
+The new head is initialized to zeros; position embeddings are resized to the new grid. --recipe accepts one of the
+recipes below, whose fields are options. The same command continues an interrupted run.
 """
 
 from collections.abc import Sequence

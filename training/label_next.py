@@ -1,9 +1,10 @@
 """Choose the images that are most worth a label.
 
-    keras-vit label-next --checkpoint hf:facebook/dinov2-small --data folder:labelled --unlabelled new/ --count 50
+    keras-vit label-next --checkpoint hf:facebook/dinov2-small --data folder:labeled --unlabelled new/ --count 50
 
-writes label_next.html and label_next.csv, with the class that each image probably has, and says what more labels are
-worth. Few labels: typical images; more: those that a linear head is least sure of. Near copies are left out.
+It writes label_next.html and label_next.csv, with the class that each image probably has, and says what more labels are
+worth. With few labels, it chooses typical images; with more, those about which a linear head is least sure. Near copies
+are left out.
 """
 
 from collections.abc import Sequence

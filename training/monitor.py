@@ -4,8 +4,8 @@
     keras-vit monitor --run runs/pictures new/ --output moved.html
     keras-vit monitor --run served/1 features.npz --metrics monitor.prom
 
-The first makes monitor.npz, a summary of the evaluation images, which exports of the run carry. The exit code is 3 if
-the images differ; among images of the same kind, one test in 100 says so.
+The first command makes monitor.npz, a summary of the evaluation images, which exports of the run include. The exit code
+is 3 if the images differ; among images of the same kind, one test in 100 says so by chance.
 """
 
 import sys

@@ -6,8 +6,8 @@
     keras-vit predict --run gs://bucket/run gs://bucket/new --output gs://bucket/found --runner DataflowRunner -- …
     keras-vit predict --checkpoint hf:openai/clip-vit-base-patch32 --classes cat dog "a rabbit" new/
 
-prints the five most likely classes of each image. `runs/pictures new/`, without an option, is the same. A file that
-cannot be read is named, and the others are classified; if none can be read, the exit code is 2.
+It prints the five most likely classes of each image. `--run` may be left out: `runs/pictures new/`. A file that cannot
+be read is named, and the others are classified; if none can be read, the exit code is 2.
 """
 
 from collections.abc import Sequence

@@ -2,20 +2,20 @@
 
     keras-vit pretrain mnist-notes --data tfds:mnist --workdir runs/mnist-notes
 
-reaches about 97% on the test images of MNIST. The same command continues an interrupted run from its last checkpoint.
-On SIGTERM or Ctrl-C it saves a checkpoint and exits with code 75.
+It reaches about 97% on the test images of MNIST. The same command continues an interrupted run from its last
+checkpoint. On SIGTERM or Ctrl-C it saves a checkpoint and exits with code 75.
 
     keras-vit pretrain auto --data folder:pictures --workdir runs/pictures
 
-chooses model, image size, epochs and augmentation from the data, and says why.
+It chooses model, image size, epochs and augmentation from the data, and says why.
 
     keras-vit pretrain dino-vit-s16 --checkpoint runs/old --data folder:pictures --workdir runs/own
 
-goes on without labels from a published model or a run.
+It continues without labels from a published model or a run.
 
     keras-vit pretrain vit-b16-i21k --data imagenet-21k --workdir runs/b16 --precision bfloat16 --dry-run --chips v5e-16
 
-says what the recipe takes on a Cloud TPU: steps, operations, days and memory.
+It says what the recipe needs on a Cloud TPU: steps, operations, days and memory.
 """
 
 from collections.abc import Sequence

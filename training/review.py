@@ -3,8 +3,8 @@
     keras-vit embed --checkpoint hf:facebook/dinov2-small --data folder:pictures --output features
     keras-vit review --index features
 
-writes features/review/review.html, on which each image is kept, relabeled or dropped, and decisions.csv, which the
-page saves again and which `--exclude decisions.csv` of all commands with `--data folder:` or `csv:` reads.
+It writes features/review/review.html, on which you keep, relabel or drop images, and decisions.csv. The page saves your
+decisions in this file, and `--exclude decisions.csv` of all commands with `--data folder:` or `csv:` reads it.
 """
 
 from collections.abc import Sequence

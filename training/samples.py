@@ -2,7 +2,7 @@
 
     keras-vit samples --data tfds:mnist --count 1000 --output some
 
-writes samples.npz and labels.txt, as in a run directory.
+It writes samples.npz and labels.txt, as in a run directory.
 """
 
 from collections.abc import Sequence

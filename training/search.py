@@ -3,7 +3,7 @@
     keras-vit embed --checkpoint hf:openai/clip-vit-base-patch32 photographs/ --output features
     keras-vit search "red bicycle in snow" --index features --output found.html
 
-prints the images whose embeddings have the largest cosine similarity with that of the text.
+It prints the images whose embeddings have the largest cosine similarity with that of the text.
 """
 
 from collections.abc import Sequence

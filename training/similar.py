@@ -3,7 +3,7 @@
     keras-vit similar --index features cat.jpg
     keras-vit similar --index features cat.jpg -k 20 --output similar.html
 
-prints the images with the largest cosine similarity of their features. The index is a folder that `keras-vit embed`
+It prints the images with the largest cosine similarity of their features. The index is a folder that `keras-vit embed`
 has written; the model that made it is used for the new images, and its fingerprint is compared.
 """
 

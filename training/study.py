@@ -3,7 +3,7 @@
     keras-vit study position-embedding --data tfds:mnist --workdir runs/positions
 
 data-size: accuracy of ViT, hybrid and BiT against the number of training images. scaling: against the training FLOPs.
-small-data: what is proposed for a ViT on few images, against their number.
+small-data: techniques for a ViT on few images, against their number.
 position-embedding, head, shape: variants of one model. Each model is trained from scratch for the same number of steps,
 once per seed, by the recipe study-small for 28x28 grayscale images, or that of --recipe. The table has the accuracy on
 the evaluation images and the few-shot accuracy of frozen features. After an interruption the same command continues and

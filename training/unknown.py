@@ -2,8 +2,8 @@
 
     keras-vit unknown --run runs/pictures --data folder:pictures
 
-Five scores are fitted to the features of the training images. The one that tells left-out classes best, or nearly so,
-is kept as unknown.npz, with a threshold that 5% of the evaluation images exceed. Prediction and exports of the run
+Five scores are fitted to the features of the training images. The one that separates left-out classes best, or nearly
+so, is kept as unknown.npz, with a threshold that 5% of the evaluation images exceed. Prediction and exports of the run
 then use it.
 """
 

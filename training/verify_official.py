@@ -3,9 +3,9 @@
     keras-vit verify-official imagenet21k+imagenet2012/ViT-B_16-224 --data folder:imagenet/val
     keras-vit verify-official big_vision:vit_s16_i1k_90ep --data tfds:imagenet2012
 
-The checkpoint is downloaded, the images are preprocessed as the figure was measured, and the result is a row of a
-Markdown table. A folder is that of the 1000 class folders, of which every image counts, or holds train and val. The
-names are those of keras_vit/published.py.
+The checkpoint is downloaded, the images are preprocessed as for the published figure, and the result is a row of a
+Markdown table. A folder contains the 1000 class folders, of which every image counts, or train and val. The names are
+those of keras_vit/published.py.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
     keras-vit vtab --checkpoint augreg:B_16 --workdir runs/vtab --data-dir tfds
 
-runs the tasks that are prepared in the TFDS directory and prints how to prepare the others. A setting is a run on 800
-images. The best setting on the 200 images of val200 is trained again on all 1,000 images and evaluated on the test
+It runs the tasks that are prepared in the TFDS directory and prints how to prepare the others. A setting is a run on
+800 images. The best setting on the 200 images of val200 is trained again on all 1,000 images and evaluated on the test
 split. The default is the single setting of "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 4; "How to train
 your ViT" (2106.10270) uses --learning-rates 0.001 0.003 0.01 0.03 --steps 500 2500. After an interruption the same
 command continues.

@@ -3,8 +3,8 @@
     keras-vit saved-model --run runs/demo --output served
 
 Writes the next version, served/<version>/, with the signatures of `signatures.py`, assets/labels.txt, warm-up requests,
-a model card (README.md) and the verification report (report.md, report.json, report.png). With --embeddings, also of a
-model without a head, it has the signatures of embeddings instead.
+a model card (README.md) and the verification report (report.md, report.json, report.png). With --embeddings, which
+also works for a model without a head, its signatures return embeddings instead.
 """
 
 from collections.abc import Sequence

@@ -10,6 +10,7 @@ moves in this file.
 import json
 import pathlib
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--models DIR --name NAME --output DIR`"""
     options = parser.parse(KitOptions, arguments, prog="keras-vit serving", about=__doc__)
     output = write_kit(options)
-    print(f"{output} is ready: `docker compose up` there.")
+    print(f"Start the server with Docker: cd {shlex.quote(str(output))} && docker compose up")
 
 
 def write_kit(options: KitOptions) -> pathlib.Path:

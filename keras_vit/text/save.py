@@ -18,7 +18,6 @@ from keras_vit.checkpoints.checkpoint import LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats import keras_hub
 from keras_vit.checkpoints.formats.keras_hub_images import CONVERTER, PREPROCESSOR, serialized
-from keras_vit.checkpoints.formats.layout import WrittenModel
 from keras_vit.checkpoints.from_checkpoint import build_checkpoint
 from keras_vit.checkpoints.key_mapping import untranslate
 from keras_vit.checkpoints.layouts import check_target, format_for
@@ -29,6 +28,7 @@ from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.lazy_array import check_all
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import read_json, write_json
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import ViTConfig
 from keras_vit.text.checkpoint import HUB_CLIP_LAYOUT, HUB_SIGLIP_LAYOUT, TextCheckpoint, open_text
@@ -59,7 +59,7 @@ def save_two_towers(model: keras.Model, path: str | os.PathLike, source: str | o
     text = open_text(source)
     is_clip = isinstance(config, ViTConfig) and config.pre_norm
     name = "CLIP" if is_clip else "SigLIP"
-    written = WrittenModel(config, preprocessing_of(model), 0)
+    written = Blueprint(config, preprocessing_of(model))
     module = format_for(written, "keras_hub")[0]
     width = weights["head/kernel"].shape[1] if "head/kernel" in weights else written.vit.hidden_size
     _check(text, name, width, written.vit)
@@ -122,7 +122,7 @@ def _check(text: TextCheckpoint, name: str, width: int, image: ViTConfig) -> Non
         )
 
 
-def _image_arrays(written: WrittenModel, weights: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+def _image_arrays(written: Blueprint, weights: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     grid = written.vit.grid(written.preprocessing.image_size)
     layout = keras_hub.tower_layout(name, grid)
     return {**untranslate(weights, layout.rules, written.vit.num_heads), **layout.constants}

@@ -16,9 +16,10 @@ import numpy as np
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats import kmodels
 from keras_vit.checkpoints.formats.file_config import mean_and_std
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout
 from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import write_hdf5
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, ViTConfig
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ _FAMILIES = {
 }
 
 
-def _family(model: WrittenModel) -> str | None:
+def _family(model: Blueprint) -> str | None:
     """The family of a model; None if there is none."""
     config = model.config
     if not isinstance(config, ViTConfig) or isinstance(model.task, DetectionConfig | LinearSegmentationConfig):
@@ -99,7 +100,7 @@ def _family(model: WrittenModel) -> str | None:
     return "dino" if config.layer_scale is None else "dinov2"
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     family = _family(model)
     if family is None:
         return None
@@ -131,7 +132,7 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return common | own[family]
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     family, gated = _family(model), model.vit.gated_mlp
     if family == "dinov3":
         return kmodels.dinov3_layout(gated=gated)
@@ -188,7 +189,7 @@ def _paths(layers: Collection[str], classes: Mapping[str, str]) -> dict[str, str
     return paths
 
 
-def _write_config(model: WrittenModel) -> dict[str, dict]:
+def _write_config(model: Blueprint) -> dict[str, dict]:
     config, family = model.vit, str(_family(model))
     if config.patch[0] != config.patch[1] or model.classifier_activation is not None:
         raise UserError("Models of kmodels have square patches and no activation behind the head, unlike this one.")
@@ -235,7 +236,7 @@ def _mlp_ratio(config: ViTConfig, *, thirds: bool) -> float:
     return whole if int(config.hidden_size * whole) == hidden else (hidden + 0.5) / config.hidden_size
 
 
-def _own_fields(family: str, model: WrittenModel) -> dict[str, Any]:
+def _own_fields(family: str, model: Blueprint) -> dict[str, Any]:
     """The fields of a family beside those of all."""
     config = model.vit
     if family == "eomt":
@@ -300,8 +301,9 @@ def _written_images(preprocessing: "Preprocessing", family: str) -> dict[str, An
 KMODELS = Format(
     "kmodels",
     kmodels.identify,
-    config_files=(kmodels.CONFIG, kmodels.PREPROCESSOR),
-    read_config=kmodels.read_config,
+    (kmodels.CONFIG, kmodels.PREPROCESSOR),
+    kmodels.open_configs,
+    kmodels.read_config,
     suffixes=("",),
     expressible=_expressible,
     layout_for=_layout_for,
