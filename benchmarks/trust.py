@@ -2,23 +2,32 @@
 
     python -m benchmarks.trust features --checkpoint dinov2 --data tfds:fashion_mnist --count 6000 --output fashion.npz
     python -m benchmarks.trust promises fashion.npz
-    python -m benchmarks.trust label-next fashion.npz
+    python -m benchmarks.trust label-next fashion.npz --methods random label-next
     python -m benchmarks.trust monitor fashion.npz
 
-`features` writes the features of images, and of the last 600 of them blurred, noisy and darker in three grades; the
-others print tables. The head is a logistic regression (C = 0.1) of the features.
+`features` writes the features of images, and of the last 600 of them changed in three grades: blurred, noisy, darker,
+with less contrast, of fewer pixels, brighter. The others print tables. The head is a logistic regression (C = 0.1) of
+the features.
 """
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy.ndimage
 import scipy.stats
 
 SIZE = 112
-GRADES = {"blur": (1.5, 3.0, 5.0), "noise": (10.0, 25.0, 50.0), "darker": (0.75, 0.5, 0.3)}
+GRADES = {
+    "blur": (1.5, 3.0, 5.0),
+    "noise": (10.0, 25.0, 50.0),
+    "darker": (0.75, 0.5, 0.3),
+    "contrast": (0.6, 0.35, 0.2),
+    "pixel": (28, 19, 14),
+    "brighter": (1.3, 1.7, 2.2),
+}
+METHODS = ("random", "label-next", "margin", "k-center")
 _CORRUPTED = 600
 
 
@@ -56,20 +65,28 @@ def write_features(checkpoint: str, data: str, count: int, output: str) -> None:
 
 
 def corrupted(images: np.ndarray, kind: str, grade: float) -> np.ndarray:
-    """Return images (n, h, w, 3), 0 to 255, blurred by a Gaussian of so many pixels, noisy or darker."""
+    """Return images (n, h, w, 3), 0 to 255, changed in one way."""
+    import tensorflow as tf
+
     if kind == "blur":
-        return scipy.ndimage.gaussian_filter(images, (0, grade, grade, 0))
+        return scipy.ndimage.gaussian_filter(images, (0, grade, grade, 0), mode="nearest")
     if kind == "noise":
         return np.clip(images + np.random.default_rng(0).normal(0.0, grade, images.shape), 0.0, 255.0)
-    return images * grade
+    if kind == "contrast":
+        mean = images.mean(axis=(1, 2), keepdims=True)
+        return mean + (images - mean) * grade
+    if kind == "pixel":
+        return tf.image.resize(tf.image.resize(images, (grade, grade), "area"), images.shape[1:3], "nearest").numpy()
+    return np.clip(images * grade, 0.0, 255.0)
 
 
 def head(values: np.ndarray, labels: np.ndarray, num_classes: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return logits (n, K) as a function of features."""
     from training.features.labelling import head_probabilities
+    from training.features.probe import Features
 
     def logits(asked: np.ndarray) -> np.ndarray:
-        classes, known = head_probabilities(values, labels, asked)
+        classes, known = head_probabilities(Features(values, labels), asked)
         probabilities = np.full((len(asked), num_classes), 1e-12)  # of a class that is not among these images
         probabilities[:, classes] = np.maximum(known, 1e-12)
         return np.log(probabilities).astype(np.float32)
@@ -121,11 +138,13 @@ def promises(values: np.ndarray, labels: np.ndarray, draws: int = 1000) -> None:
             )
 
 
-def label_next(values: np.ndarray, labels: np.ndarray, seeds: int = 10) -> None:
+def label_next(values: np.ndarray, labels: np.ndarray, names: Sequence[str], seeds: int = 10) -> None:
     """Compare the labels that methods need for the accuracy of random images."""
     from training.features.labelling import choose, head_probabilities
     from training.features.lookup import unit_length
+    from training.features.probe import Features
 
+    every = Features(values, labels)
     num_classes = len(np.unique(labels))
     steps = [2, 5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100]
     budgets = [step * num_classes for step in steps if step * num_classes < 0.7 * len(labels)]
@@ -142,24 +161,25 @@ def label_next(values: np.ndarray, labels: np.ndarray, seeds: int = 10) -> None:
     def margin(known: np.ndarray, free: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
         if len(np.unique(labels[known])) < 2:
             return rng.choice(free, count, replace=False)
-        ordered = np.sort(head_probabilities(values[known], labels[known], values[free])[1], axis=1)
+        ordered = np.sort(head_probabilities(every.take(known), values[free])[1], axis=1)
         return free[np.argsort(ordered[:, -1] - ordered[:, -2])[:count]]
 
     def ours(known: np.ndarray, free: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        return free[choose(values[known], labels[known], values[free], count, seed=int(rng.integers(2**31))).rows]
+        return free[choose(every.take(known), values[free], count, seed=int(rng.integers(2**31))).rows]
 
-    methods = {"random": lambda k, free, count, rng: rng.choice(free, count, replace=False), "label-next": ours,
-               "margin": margin, "k-center": centers}  # fmt: skip
-    curves = {}
-    for name, method in methods.items():
-        found = []
+    def random(known: np.ndarray, free: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.choice(free, count, replace=False)
+
+    curves, methods = {}, dict(zip(METHODS, (random, ours, margin, centers), strict=True))
+    for name in names:
+        method, found = methods[name], []
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
             pool, test = np.split(rng.permutation(len(labels)), [len(labels) - min(2000, len(labels) // 4)])
             known, row = np.zeros(0, np.int64), []
             for budget in budgets:
                 known = np.concatenate([known, method(known, np.setdiff1d(pool, known), budget - len(known), rng)])
-                classes, probabilities = head_probabilities(values[known], labels[known], values[test])
+                classes, probabilities = head_probabilities(every.take(known), values[test])
                 row.append(np.mean(classes[probabilities.argmax(axis=1)] == labels[test]))
             found.append(row)
         curves[name] = np.maximum.accumulate(np.mean(found, axis=0))
@@ -183,13 +203,15 @@ def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) 
     train, kept, rest = np.split(rng.permutation(whole), [whole * 2 // 5, whole * 3 // 5])
     logits = head(values[train], labels[train], labels.max() + 1)
     summary = summarize(values[kept], softmax(logits(values[kept])), labels[kept])
-    last = labels[-_CORRUPTED:]
+    last, half = labels[-_CORRUPTED:], np.where(labels[rest] < (labels.max() + 1) // 2, 1.0, 0.15)
+    shifted = rng.choice(rest, _CORRUPTED, False, p=half / half.sum())
     sets = {
         "same": (values[rest], labels[rest]),
         **{name: (arrays[name], last) for name in arrays if name[-1].isdigit()},
+        "other shares of the classes": (values[shifted], labels[shifted]),
     }
     new = labels == labels.max()
-    errors = []
+    errors: dict[str, list[float]] = {}
     for name, (images, truth) in sets.items():
         probabilities, alarms, gaps, inside = softmax(logits(images)), 0, [], 0
         for _ in range(windows if name == "same" else windows // 4):
@@ -199,12 +221,16 @@ def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) 
             alarms += drift.is_alarm
             gaps.append(drift.accuracy[0] - accuracy)
             inside += drift.accuracy[1] <= accuracy <= drift.accuracy[2]
-        errors.append(abs(np.mean(gaps)))
+        errors.setdefault(name.rstrip("0123456789"), []).append(abs(np.mean(gaps)))
         print(
             f"{name}: {alarms} alarms of {len(gaps)}, accuracy {np.mean(probabilities.argmax(axis=1) == truth):.1%}, "
             f"expected {100 * np.mean(gaps):+.1f} points, inside the interval {inside / len(gaps):.0%}"
         )
-    print(f"mean of the errors of the expected accuracy: {100 * np.mean(errors):.1f} points")
+    for known_kinds, kinds in (("first", [*GRADES][:3]), ("further", [*GRADES][3:])):
+        of_kinds = [error for kind in ("same", *kinds) for error in errors.get(kind, [])]
+        print(
+            f"mean of the errors of the expected accuracy, {known_kinds} changes: {100 * np.mean(of_kinds):.1f} points"
+        )
     known = ~new[train], ~new[kept]
     logits = head(values[train][known[0]], labels[train][known[0]], labels.max() + 1)
     old = kept[known[1]]
@@ -228,6 +254,7 @@ def main() -> None:
     parser.add_argument("--data")
     parser.add_argument("--count", type=int, default=6000)
     parser.add_argument("--output")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     options = parser.parse_args()
     if options.what == "features":
         write_features(options.checkpoint, options.data, options.count, options.output)
@@ -235,8 +262,10 @@ def main() -> None:
     arrays = dict(np.load(options.file))
     if options.what == "monitor":
         monitor(arrays)
+    elif options.what == "promises":
+        promises(arrays["features"], arrays["labels"])
     else:
-        {"promises": promises, "label-next": label_next}[options.what](arrays["features"], arrays["labels"])
+        label_next(arrays["features"], arrays["labels"], options.methods)
 
 
 if __name__ == "__main__":

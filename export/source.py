@@ -71,7 +71,7 @@ class Provenance:
             "license": self.license,
             "temperature": self.temperature,
             "multi_label": self.multi_label,
-            **({} if self.promise is None else {"promise": self.promise.as_json()}),
+            **({} if self.promise is None else {"promise": dataclasses.asdict(self.promise)}),
         }
 
 

@@ -53,10 +53,10 @@ if TYPE_CHECKING:
         intermediates,
         preprocessing_of,
         set_classes,
+        task_of,
     )
     from keras_vit.models.complexity import summary
     from keras_vit.models.detection import query_embeddings, with_classes, with_queries
-    from keras_vit.models.tasks import task_of
     from keras_vit.models.weight_resizing import resize_position_embedding
     from keras_vit.published import list_models
     from keras_vit.run import load

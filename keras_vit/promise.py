@@ -81,13 +81,9 @@ class Promise:
             )
         return words
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of promise.json."""
-        return dataclasses.asdict(self)
-
     def save(self, path: str | os.PathLike) -> None:
         """Write a JSON file."""
-        write_text(to_path(path), json.dumps(self.as_json(), indent=2) + "\n")
+        write_text(to_path(path), json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
 
 def read_promise(path: str | os.PathLike) -> Promise:

@@ -50,6 +50,8 @@ TRAINING_IMAGES = "training_images.npz"
 TEMPERATURE = "temperature.json"
 # Summary of the evaluation images by `keras-vit monitor`, which exports carry.
 MONITOR = "monitor.npz"
+# What the groups of its images change, for its report.
+SPLIT = "split.json"
 # Folder with the checkpoints of training.
 CHECKPOINTS = "checkpoints"
 # Field of config.json: `DataSet.fingerprint` of the data.
@@ -413,7 +415,7 @@ class Run:
         kind, _, path = source["data"].partition(":")
         if kind in ("folder", "csv") and not to_path(path).exists():
             return []
-        if kind in ("folder", "csv"):  # runs before there were groups drew each image alone
+        if kind in ("folder", "csv", "tar"):  # runs before there were groups drew each image alone
             source = {**source, "group": source.get("group", "none")}
         changed = {name: value for name, value in source.items() if value not in (None, _USUAL_DATA.get(name))}
         return [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]

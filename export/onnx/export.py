@@ -124,7 +124,7 @@ def _metadata(exported: ExportedModel, task: Task) -> dict[str, str]:
         if exported.unknown is not None:
             about["unknown_threshold"] = f"{exported.unknown.threshold:.9g}"
         if origin.promise is not None:
-            about["promise"] = json.dumps(origin.promise.as_json())
+            about["promise"] = json.dumps(dataclasses.asdict(origin.promise))
     return about
 
 

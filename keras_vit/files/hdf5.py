@@ -8,13 +8,21 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from keras_vit.errors import reading, refuse_first
+from keras_vit.errors import UserError, reading
 from keras_vit.files.documents import validated
 from keras_vit.files.lazy_array import LazyArray
 
 # Bytes of the JSON text in which a file of Keras 2 describes its model.
 _LARGEST_CONFIG = 2**22
 _BFLOAT16 = np.dtype("V2")
+# The weights of a model in a folder that Keras wrote.
+WEIGHTS = "model.weights.h5"
+
+
+def weights_file(path: pathlib.Path) -> pathlib.Path:
+    """The file of weights in a folder that Keras wrote; the path of another folder or of a file."""
+    file = path / WEIGHTS
+    return file if file.is_file() else path
 
 
 def open_hdf5(path: pathlib.Path, *, named: bool = False) -> dict[str, LazyArray]:
@@ -34,12 +42,11 @@ def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
     """
     arrays = _opened(path, lambda parts: len(parts) == 4 and parts[0] == "layers")
     for key, array in arrays.items():
-        rule = (
-            array.dtype.kind != "f",
-            f"The array {key!r} of {path.name} has the type {array.dtype}, but only floating-point weights can be "
-            "read; save the weights of a model that is not quantized.",
-        )
-        refuse_first([rule])
+        if array.dtype.kind != "f":
+            raise UserError(
+                f"The array {key!r} of {path.name} has the type {array.dtype}, but only floating-point weights can be "
+                "read; save the weights of a model that is not quantized."
+            )
     return arrays
 
 
@@ -58,13 +65,11 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
         layer = dataset.parent.attrs.get("name")
         parts = name.split("/")
         key = f"{layer}/{parts[-1]}" if isinstance(layer, str) and is_named(parts) else name
-        it = f"The array {key!r} of {path.name}"
-        refuse_first(
-            [
-                (dataset.external or dataset.is_virtual, f"{it} is in another file; give one that holds its arrays."),
-                (total > size or key in arrays, f"{it} cannot be of this file; the file is damaged."),
-            ]
-        )
+        is_outside = dataset.external or dataset.is_virtual
+        if is_outside or total > size or key in arrays:
+            outside = "is in another file; give one that holds its arrays"
+            problem = outside if is_outside else "cannot be of this file; the file is damaged"
+            raise UserError(f"The array {key!r} of {path.name} {problem}.")
         is_bfloat16 = dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
         dtype = _BFLOAT16 if is_bfloat16 else dataset.dtype
         arrays[key] = LazyArray(key, dataset.shape, dtype, functools.partial(_open, path, name))

@@ -516,6 +516,16 @@ _CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": 
 ModelConfig = ViTConfig | ResNetConfig
 
 
+def with_rates(config: ModelConfig, rates: Mapping[str, float | None]) -> ModelConfig:
+    """The config with these rates for training; a rate of None is kept. Raises UserError for a ResNet and any but 0."""
+    changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
+    if isinstance(config, ViTConfig):
+        return dataclasses.replace(config, **changes)
+    if given := [name for name, rate in changes.items() if rate]:
+        raise UserError(f"{', '.join(given)} do not apply to a ResNet, which has no dropout; leave them out.")
+    return config
+
+
 @dataclasses.dataclass(frozen=True)
 class Classes:
     """The classes of a model, saved with it: their names, and of a head of texts what it was made of."""

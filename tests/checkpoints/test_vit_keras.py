@@ -88,7 +88,7 @@ def huge(file: h5py.File) -> None:
         (changed_description(lambda text: text.replace('"layers": [', '"layers": [3, ')), "layer without settings"),
         (
             changed_description(lambda text: text.replace('"num_heads": 3', '"num_heads": 4', 1)),
-            "blocks of the file have",
+            "one number for all blocks",
         ),
         (changed_description(lambda text: text.replace("Custom>ClassToken", "Custom>Other")), "other layers"),
         (changed_description(lambda text: text.replace("ExtractToken", "Mine")), "unsupported Lambda='Mine'"),

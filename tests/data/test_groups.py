@@ -1,8 +1,9 @@
 """Images that belong together: which do, and that a drawn split has each group on one side."""
 
-import collections
+import io
 import json
 import pathlib
+import tarfile
 
 import numpy as np
 import PIL.Image
@@ -12,10 +13,13 @@ import pytest
 from keras_vit import UserError
 from keras_vit.run import Run
 from training.checks import with_data
+from training.data.annotations.open_boxes import open_boxes
+from training.data.annotations.open_scenes import open_scenes
 from training.data.groups import groups_of, held_out, look_at
-from training.data.known_images import check_held_out
+from training.data.known_images import check_group, check_held_out
 from training.data.sources import open_source
-from training.options.common import DataOptions
+from training.options.common import AnnotatedData, DataOptions
+from training.options.dense import BoxesOptions, SceneOptions
 
 
 def scene(seed: int, size: int = 96) -> PIL.Image.Image:
@@ -40,8 +44,8 @@ def save(folder: pathlib.Path, name: str, image: PIL.Image.Image, **options) -> 
 
 
 def grouped(folder: pathlib.Path, files: list[str], rule: str = "auto") -> list[int]:
-    numbers = groups_of(files, folder, rule, [look_at(pathlib.Path(file).read_bytes()) for file in files])
-    return [numbers[file] for file in files]
+    looks = [look_at(pathlib.Path(file).read_bytes()) for file in files]
+    return groups_of([str(pathlib.Path(file).relative_to(folder)) for file in files], rule, looks).tolist()
 
 
 def test_near_copies_belong_together_and_other_images_do_not(tmp_path):
@@ -99,25 +103,21 @@ def test_names_group_by_folder_or_by_the_first_group_of_an_expression(tmp_path):
 
 
 def test_groups_are_whole_and_a_tenth_of_each_class_is_kept():
-    rng = np.random.default_rng(0)
-    files = {label: [f"{label}{number:03}" for number in range(200)] for label in "abc"}
-    group_of = {file: int(rng.integers(0, 60)) + 100 * "abc".index(label) for label in files for file in files[label]}
-    kept = held_out(files, group_of, 10)
-    by_group = collections.defaultdict(set)
-    for file, number in group_of.items():
-        by_group[number].add(file in kept)
-    assert all(len(sides) == 1 for sides in by_group.values())
-    assert all(20 <= len(kept.intersection(files[label])) <= 30 for label in files)
+    labels = np.repeat(np.arange(3), 200)
+    groups = np.random.default_rng(0).integers(0, 60, 600) + 60 * labels
+    kept = held_out(labels, "abc", groups, insist=True)
+    assert not {*groups[kept]} & {*groups[~kept]}
+    assert all(20 <= kept[labels == label].sum() <= 30 for label in range(3))
 
 
-def test_a_large_group_is_trained_on_unless_there_are_no_others():
-    files = {"a": [f"a{number}" for number in range(40)]}
-    group_of = {file: min(number // 30, 1) + max(number - 30, 0) for number, file in enumerate(files["a"])}
-    assert not {"a0", "a29"} & held_out(files, group_of, 10)
-    halves = {file: number // 20 for number, file in enumerate(files["a"])}
-    assert len(held_out(files, halves, 10)) == 20
+def test_a_large_group_is_trained_on_unless_there_are_no_others(capsys):
+    labels, rows = np.zeros(40, np.int64), np.arange(40)
+    assert not {0, 29} & {*np.flatnonzero(held_out(labels, "a", np.maximum(rows - 29, 0), insist=True))}
+    assert held_out(labels, "a", rows // 20, insist=True).sum() == 20
     with pytest.raises(UserError, match=r"40 images of 'a' belong together"):
-        held_out(files, dict.fromkeys(files["a"], 0), 10)
+        held_out(labels, "a", labels, insist=True)
+    assert np.flatnonzero(held_out(labels, "a", labels, insist=False)).tolist() == [0, 10, 20, 30]
+    assert "Warning: The 40 images of 'a' belong together" in capsys.readouterr().out
 
 
 @pytest.fixture(name="folder")
@@ -207,3 +207,95 @@ def test_old_runs_keep_their_split_and_new_ones_say_how_they_were_drawn(folder, 
     run, options = Run.at(tmp_path / "run"), DataOptions(f"folder:{folder}")
     with pytest.raises(UserError, match="give --group none, as in training"):
         check_held_out(run, options, open_source(options))
+
+
+def names_of(split) -> list[str]:
+    return [split.name(number) for number in range(split.num_examples)]
+
+
+def write_tar(folder: pathlib.Path) -> str:
+    """The images of the folder in a tar file, each with its class beside it, and three names that are not grouped."""
+    with tarfile.open(folder.parent / "pictures.tar", "w") as tar:
+        for file in sorted(folder.rglob("*.png")):
+            name = f"{'a-long-folder/' * 10}{file.relative_to(folder).with_suffix('')}"
+            for ending, content in (("png", file.read_bytes()), ("cls", file.parent.name.encode())):
+                member = tarfile.TarInfo(f"{name}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return f"tar:{folder.parent / 'pictures.tar'}"
+
+
+@pytest.mark.parametrize("rule", ["auto", r"scene\d"])
+def test_tar_files_have_each_scene_on_one_side(rule, folder, monkeypatch):
+    data = write_tar(folder)
+    if rule != "auto":  # by their names alone
+        monkeypatch.setattr("training.data.tar.MOST_COMPARED", 10)
+    splits = open_source(DataOptions(data, group=rule))
+    groups = [split.groups for split in (splits.train, splits.evaluation)]
+    assert len(np.unique(np.concatenate(groups))) == (18 if rule == "auto" else 9)
+    assert not {*groups[0]} & {*groups[1]}
+    alone = open_source(DataOptions(data, group="none"))
+    assert (alone.train.groups, alone.evaluation.num_examples) == (None, 8)
+    assert DataOptions.of_settings({"data": data}).group == "none"
+
+
+def test_records_are_grouped_where_they_are_written():
+    with pytest.raises(UserError, match="--group applies only to .* and to keras-vit shard of these"):
+        open_source(DataOptions("tfrecord:train-*", group="folder"))
+
+
+def write_boxes(folder: pathlib.Path, kind: str, field: str) -> str:
+    """A file of one box in each image of the folder; with `field`, of the group, which is the number of the shot."""
+    files = [file.relative_to(folder) for file in sorted(folder.rglob("*.png"))]
+    if kind == "csv":
+        lines = [f"{file},1,1,20,20,{file.parent}" + (f",{file.name[4]}" if field else "") for file in files]
+        (folder / "boxes.csv").write_text(f"path,x,y,w,h,label{',group' if field else ''}\n" + "\n".join(lines))
+        return f"csv:{folder / 'boxes.csv'}"
+    named = [{"group": int(file.name[4])} if field else {} for file in files]
+    mask = {"category_id": 1, "bbox": [1, 1, 20, 20], "segmentation": [[1, 1, 21, 1, 21, 21, 1, 21]]}
+    document = {
+        "images": [{"id": number, "file_name": str(file)} | named[number] for number, file in enumerate(files)],
+        "annotations": [{"image_id": number, **mask} for number in range(len(files))],
+        "categories": [{"id": 1, "name": "scene"}],
+    }
+    (folder / "boxes.json").write_text(json.dumps(document))
+    return f"coco:{folder / 'boxes.json'}"
+
+
+@pytest.mark.parametrize("kind", ["csv", "coco", "masks"])
+def test_images_with_boxes_or_masks_have_each_scene_on_one_side(kind, folder):
+    def sides(data: str, **options) -> tuple[list[str], list[str]]:
+        if kind == "masks":
+            source = open_scenes(SceneOptions(data=data, **options), "semantic")
+            return names_of(source.train), names_of(source.evaluation)
+        boxes = open_boxes(BoxesOptions(data=data, **options))
+        return [str(image.file) for image in boxes.train], [str(image.file) for image in boxes.evaluation]
+
+    def shared(both: tuple[list[str], list[str]], part: slice) -> set[str]:
+        train, evaluation = ({name.rpartition("/")[2][part] for name in names} for names in both)
+        return train & evaluation
+
+    data = write_boxes(folder, kind, "")
+    scene_of = slice(6, None)
+    for rule in ("auto", r"scene\d"):
+        split = sides(data, group=rule)
+        assert len(split[1]) in (8, 16)
+        assert rule == "auto" or not shared(split, scene_of)
+    train, evaluation = sides(data, group="none")
+    assert shared((train, evaluation), scene_of)
+    assert len(evaluation) == 8
+    assert len(sides(data, group="folder")[1]) == 36
+    with pytest.raises(UserError, match="72 images of 'boxes.* belong together"):
+        sides(write_boxes(folder, kind, "group"))
+
+
+def test_runs_on_boxes_are_measured_on_the_images_of_their_split(tmp_path):
+    old = {"data": "csv:boxes.csv", "bad_boxes": "refuse"}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": {"source": old}}))
+    (tmp_path / "model.keras").touch()
+    assert "group" not in AnnotatedData(data="csv:boxes.csv", group="none").settings()
+    assert "group" not in SceneOptions(data="tfds:scenes").settings()
+    check_group(Run.at(tmp_path), AnnotatedData(data="csv:boxes.csv"), is_drawn=False)
+    check_group(Run.at(tmp_path), AnnotatedData(data="csv:boxes.csv", group="none"), is_drawn=True)
+    with pytest.raises(UserError, match="give --group none, as in training"):
+        check_group(Run.at(tmp_path), AnnotatedData(data="csv:boxes.csv"), is_drawn=True)

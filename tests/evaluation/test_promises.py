@@ -21,6 +21,8 @@ from keras_vit import UserError
 from keras_vit.promise import PROMISE, Promise, read_promise
 from keras_vit.run import Run
 from keras_vit.scores import Scoring
+from tests.browser import find_browser, open_browser
+from tests.export.test_web_page import CDN, classify, runtime_of_page, serve
 from training import evaluate, linear_probe, predict
 from training.evaluation.promises import _passing, answer_threshold, fit_promise
 
@@ -44,7 +46,7 @@ def test_the_bound_is_exact_for_errors_that_grow_together():
 
 @pytest.mark.parametrize("max_error", [0.05, 0.1])
 def test_few_errors_are_kept_in_19_of_20_draws(max_error):
-    rng, broken, draws = np.random.default_rng(1), 0, 200
+    rng, broken, draws = np.random.default_rng(1), 0, 100
     logits, labels = drawn(rng, 100_000)
     probabilities = Scoring().probabilities(logits)
     highest, wrong = probabilities.max(axis=1), probabilities.argmax(axis=1) != labels
@@ -201,3 +203,23 @@ def test_an_onnx_file_decides_as_the_model(run, images, tmp_path):
     for name, decisions in expected.items():
         np.testing.assert_array_equal(answer[name], decisions)
     assert json.loads((tmp_path / "classify.json").read_text())["promise"] == Run.open(run).promise.sentences()
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser_decides_as_the_model(run, images, tmp_path):
+    runtime, _ = runtime_of_page(), find_browser()
+    pytest.importorskip("onnxruntime")
+    files, _, expected = decisions_of(run, images)
+    onnx.main(["--run", str(run), "--output", str(tmp_path), "--web"])
+    names, shown = Run.open(run).labels, []
+    with open_browser() as page, serve(tmp_path) as address:
+        page.served[CDN] = runtime
+        page.open(address)
+        page.wait_for("!document.querySelector('input').disabled")
+        for file in files:
+            classify(page, file)
+            shown.append(page.evaluate("document.getElementById('promise').textContent"))
+    for text, is_answered, listed in zip(shown, expected["answered"], expected["label_set"], strict=True):
+        classes = ", ".join(name for name, is_listed in zip(names, listed, strict=True) if is_listed)
+        assert text == f"{'' if is_answered else 'Not sure enough: for a person. '}List: {classes}."
+    assert len(shown) == 200

@@ -233,7 +233,7 @@ def test_the_page_normalizes_as_the_model():
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
-def _runtime() -> pathlib.Path:
+def runtime_of_page() -> pathlib.Path:
     """The folder dist of the npm package that the page names; skips the test where it is not."""
     folder = os.environ.get("ONNXRUNTIME_WEB")
     if folder is None:
@@ -247,7 +247,7 @@ def _runtime() -> pathlib.Path:
 @pytest.mark.parametrize("channels", [3, 1])
 def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, tmp_path):
     """Exact but for rounding where the browser decodes as TensorFlow does; JPEG is decoded a level of a pixel apart."""
-    runtime, _ = _runtime(), find_browser()
+    runtime, _ = runtime_of_page(), find_browser()
     for package in onnx_export.PACKAGES:
         pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {onnx_export.REQUIREMENTS}")
     rules = [rule for rule in RULES if rule.channels == channels]

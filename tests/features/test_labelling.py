@@ -10,63 +10,63 @@ import keras_vit
 from tests.support import randomize
 from training import label_next
 from training.features.labelling import choose, head_probabilities, worth
+from training.features.probe import Features
 
 
-def digits_features() -> tuple[np.ndarray, np.ndarray]:
+def digits_features() -> Features:
     """Features (1797, 64) float32 and labels (1797,) of handwritten digits."""
     values, labels = sklearn.datasets.load_digits(return_X_y=True)
-    return values.astype(np.float32), labels
+    return Features(values.astype(np.float32), labels)
 
 
-def accuracy_after(chosen, values: np.ndarray, labels: np.ndarray, rounds: int, count: int) -> float:
+def accuracy_after(chosen, digits: Features, rounds: int, count: int) -> float:
     """The accuracy on the last 800 images of a head fitted to what `chosen(known, free)` takes in some rounds."""
     known = np.zeros(0, np.int64)
     for _ in range(rounds):
-        free = np.setdiff1d(np.arange(len(labels) - 800), known)
+        free = np.setdiff1d(np.arange(len(digits.labels) - 800), known)
         known = np.concatenate([known, free[chosen(known, free)]])
     assert len(known) == rounds * count
-    classes, probabilities = head_probabilities(values[known], labels[known], values[-800:])
-    return float(np.mean(classes[probabilities.argmax(axis=1)] == labels[-800:]))
+    classes, probabilities = head_probabilities(digits.take(known), digits.values[-800:])
+    return float(np.mean(classes[probabilities.argmax(axis=1)] == digits.labels[-800:]))
 
 
 def test_chosen_images_teach_more_than_random_ones():
-    values, labels = digits_features()
-    rng = np.random.default_rng(0)
+    digits, rng = digits_features(), np.random.default_rng(0)
     for rounds in (2, 8):  # with few labels, and with more
         ours = accuracy_after(
-            lambda known, free: choose(values[known], labels[known], values[free], 20).rows, values, labels, rounds, 20
+            lambda known, free: choose(digits.take(known), digits.values[free], 20).rows, digits, rounds, 20
         )
         random = [
-            accuracy_after(lambda _, free: rng.choice(len(free), 20, replace=False), values, labels, rounds, 20)
+            accuracy_after(lambda _, free: rng.choice(len(free), 20, replace=False), digits, rounds, 20)
             for _ in range(5)
         ]
         assert ours > np.mean(random) + 0.01
 
 
 def test_of_copies_one_is_chosen_and_none_of_a_labelled_image():
-    values, labels = digits_features()
-    unlabelled = np.concatenate([np.repeat(values[100:110], 5, axis=0), values[:20]])
+    digits = digits_features()
+    unlabelled = np.concatenate([np.repeat(digits.values[100:110], 5, axis=0), digits.values[:20]])
     for few in (4, 20):  # of typical images, and of unsure ones
-        choice = choose(values[:few], labels[:few], unlabelled, 15)
+        choice = choose(digits.take(np.arange(few)), unlabelled, 15)
         assert len({*(choice.rows[choice.rows < 50] // 5)}) == len(choice.rows[choice.rows < 50])
         assert not {*choice.rows} & {*range(50, 50 + few)}
 
 
 def test_without_a_label_typical_images_are_chosen():
-    values, _ = digits_features()
-    choice = choose(values[:0], np.zeros(0, np.int64), values[:200], 10)
+    digits = digits_features()
+    choice = choose(digits.take(np.arange(0)), digits.values[:200], 10)
     assert choice.typical
     assert len(choice.rows) == 10
     assert (choice.suggested == -1).all()
 
 
 def test_more_labels_are_worth_something_until_they_are_not():
-    values, labels = digits_features()
-    few = worth(values[:120], labels[:120], 100)
+    digits = digits_features()
+    few = worth(digits.take(np.arange(120)), 100)
     assert "raise the accuracy" in few
     assert "hardly help" not in few
-    assert "More labels will hardly help" in worth(values, labels, 50)
-    assert "label four images of each class" in worth(values[:12], labels[:12], 10)
+    assert "More labels will hardly help" in worth(digits, 50)
+    assert "label four images of each class" in worth(digits.take(np.arange(12)), 10)
 
 
 def test_the_command_writes_a_list_and_a_page(tmp_path, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import shutil
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
 import sklearn.linear_model
 import sklearn.model_selection
@@ -23,7 +24,7 @@ from keras_vit.cli import commands
 from keras_vit.files.keras_model import load_model
 from keras_vit.run import Run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
-from training import knn, linear_probe
+from training import evaluate, finetune, knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
 from training.features import extraction, linear_models, nearest_neighbors
 from training.features import probe as probes
@@ -382,11 +383,11 @@ def test_a_probe_of_random_weights_is_no_run():
 
 
 def test_folds_measure_all_images_and_keep_copies_together(clusters):
-    known = probes.FeatureSet(NAMES, *clusters, pathlib.Path())
-    count = sum(len(part.labels) for part in clusters)
+    known = Features.of_all(clusters)
+    count = len(known.labels)
     found = linear_models.cross_validated(known, 0.1, 5, np.arange(count))
     probe = linear_models.new_probe(0.1)
-    values, labels = (np.concatenate(parts) for parts in zip(*((c.values, c.labels) for c in clusters), strict=True))
+    values, labels = known.values, known.labels
     splits = sklearn.model_selection.StratifiedGroupKFold(5, shuffle=True, random_state=0)
     scores = [
         probe.fit(values[a], labels[a]).score(values[b], labels[b])
@@ -402,13 +403,40 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     noise = Features(
         np.repeat(rng.normal(size=(60, 200)), 2, axis=0).astype(np.float32), np.repeat(np.arange(60) % 2, 2)
     )
-    twice = probes.FeatureSet(NAMES[:2], noise, Features(noise.values[:0], noise.labels[:0]), pathlib.Path())
-    grouped = linear_models.cross_validated(twice, 1.0, 5, np.repeat(np.arange(60), 2))
-    alone = linear_models.cross_validated(twice, 1.0, 5, np.arange(120))
-    assert grouped["mean"] < 0.8 < alone["mean"] == grouped["mean_by_image"]
-    assert "mean_by_image" not in alone
+    grouped = linear_models.cross_validated(noise, 1.0, 5, np.repeat(np.arange(60), 2))
+    assert grouped["mean"] < 0.8 < linear_models.cross_validated(noise, 1.0, 5, np.arange(120))["mean"]
     with pytest.raises(UserError, match="--folds 99 cannot be made of these images"):
         linear_models.cross_validated(known, 0.1, 99, np.arange(count))
+
+
+@pytest.mark.parametrize("command", ["linear-probe", "finetune"])
+def test_reports_say_what_a_split_image_by_image_would_show(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for scene in range(60):  # of random colors, so that a class is known from a copy alone
+        pixels = rng.integers(0, 256, (8, 8))
+        for shot in range(3):
+            (folder := tmp_path / "pictures" / f"{scene % 2}").mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray((pixels * (1.0 - 0.05 * shot)).astype(np.uint8)).save(folder / f"{shot}-{scene}.png")
+    config = dataclasses.replace(CONFIG, patch_size=2, hidden_size=192)
+    model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=2)
+    randomize(model).save(tmp_path / "model.keras")
+    trained = str(tmp_path / "trained")
+    options = ["--checkpoint", str(tmp_path / "model.keras"), "--data", f"folder:{tmp_path / 'pictures'}"]
+    if command == "finetune":
+        finetune.main([*options, "--workdir", trained, "--steps", "1", "--batch-size", "8", "--image-size", "8"])
+    else:
+        linear_probe.main([*options, "--workdir", trained])
+    printed = capsys.readouterr().out
+    evaluate.main(["--run", trained])
+    split = json.loads((tmp_path / "trained" / "evaluation.json").read_text())["split"]
+    assert (split["groups"], split["measured"]) == (60, 180)
+    assert split["grouped"] + 0.1 < split["by_image"]
+    assert split["sentence"] in printed
+    assert split["sentence"] in (tmp_path / "trained" / "report.html").read_text()
+    (tmp_path / "trained" / "split.json").unlink()
+    evaluate.main(["--run", trained])
+    assert "180 images in 60 groups, of which each is either" in capsys.readouterr().out
 
 
 def test_a_probe_of_a_changed_model_is_not_saved(run):

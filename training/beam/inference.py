@@ -102,7 +102,7 @@ def predict(run: Run, options: PredictOptions, pipeline: PipelineOptions) -> Non
         "labels": list(classifier.labels),
         "temperature": classifier.scoring.temperature,
         "threshold": options.threshold,
-        **({} if (promise := classifier.scoring.promise) is None else {"promise": promise.as_json()}),
+        **({} if (promise := classifier.scoring.promise) is None else {"promise": dataclasses.asdict(promise)}),
         "pictures": total,
         "checksum": summary.checksum,
     }

@@ -13,10 +13,8 @@ from keras_vit.files.remote import existing_folder, is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.file_contents import read_decisions, shown
 from training.data.listed_files import ONE_CLASS, ListedFiles, class_shares, listed_files
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
+from training.options.common import DRAWN, EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
 
-# Of a folder without splits of its own, a tenth of each class is kept for evaluation.
-HOLD_OUT = 10
 # Files of a list up to which it is looked whether they exist.
 _MOST_LISTED = 10_000
 # What the names of the files of a source end in, and those of compressed tar files.
@@ -70,7 +68,12 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
         source,
         [
             (("data_dir", "train_split", "eval_split"), kind == "tfds", "--data tfds:NAME"),
-            (("split_seed", "exclude", "group"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
+            (("split_seed", "exclude"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
+            (
+                ("group",),
+                kind in DRAWN,
+                "--data folder:, csv: or tar:, and to keras-vit shard of these",
+            ),
             (("on_bad_image",), kind not in ("digits", "tfds"), "--data folder:, csv:, tfrecord: or tar:"),
         ],
     )

@@ -140,6 +140,14 @@ class DataSet:
         return self.train.multi_label
 
     @property
+    def groups(self) -> np.ndarray | None:
+        """The group of each training and then each evaluation example (n,); None where none belong together."""
+        if self.train.groups is None or self.evaluation.groups is None:
+            return None
+        groups = np.concatenate([self.train.groups, self.evaluation.groups])
+        return groups if len(np.unique(groups)) < len(groups) else None
+
+    @property
     def fingerprint(self) -> int:
         """The same for the same examples in all splits."""
         labeled = zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)

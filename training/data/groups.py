@@ -5,26 +5,29 @@ have a cosine of 0.995 or more; no two of 4,000 images of CIFAR-10 or Fashion-MN
 a minute, as EXIF says. Imports no TensorFlow.
 """
 
-import collections
+import concurrent.futures
 import dataclasses
 import datetime
 import itertools
 import os
-import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import PIL.Image
 import scipy.sparse
 
 from keras_vit import UserError
+from keras_vit.cli.progress import tracked
 from keras_vit.images.decode import open_image
-from training.options.common import AUTO, FOLDER
+from training.options.common import ALONE, AUTO, FOLDER
 
-_SIDE, _LEAST_COSINE = 16, 0.995
-# Images up to which all are compared, and how many at a time.
-_MOST_COMPARED, _BLOCK = 50_000, 2048
+# Without a split of its own, one of so many images of each class is evaluated.
+HOLD_OUT = 10
+# Images up to which all are compared.
+MOST_COMPARED = 50_000
+# Side of the images that are compared, the cosine of near copies, and how many are compared with others at a time.
+_SIDE, _LEAST_COSINE, _BLOCK = 16, 0.995, 512
 _BURST = datetime.timedelta(minutes=1)
 # Tags of EXIF: maker and model of the camera, the block of the exposure, and its time there.
 _CAMERA, _EXPOSURE, _TIME = (0x010F, 0x0110), 0x8769, 0x9003
@@ -60,32 +63,44 @@ def look_at(content: bytes) -> Look | None:
     return Look(unit.astype(np.float16), " ".join(str(exif.get(tag, "")) for tag in _CAMERA), time)
 
 
+def looks_of(read: Callable[[int], bytes], count: int) -> list[Look | None]:
+    """Return the looks of images, which are read by their numbers."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        looks = pool.map(lambda number: look_at(read(number)), range(count))
+        return list(tracked(looks, "Looking for near copies", count))
+
+
 def groups_of(
-    files: Sequence[str],
-    root: pathlib.Path,
-    rule: str,
-    looks: Sequence[Look | None],
-    named: Mapping[str, str] | None = None,
-) -> dict[str, int]:
-    """Return the number of the group of each file.
+    paths: Sequence[str], rule: str, looks: Sequence[Look | None] = (), names: Sequence[str] = ()
+) -> np.ndarray:
+    """Return the number of the group of each image (n,), and print how many images have a group in common.
 
     Args:
-        files: paths.
-        root: folder of the data; a regular expression sees the paths below it.
-        rule: auto: near copies and bursts; beside them, folder: the files of a folder; else a regular expression, whose
-            first group, or the whole match, is the same for files that belong together.
-        looks: of the files.
-        named: file -> the name of its group in the data, of those that have one.
+        paths: of the images, below the folder of the data.
+        rule: auto: near copies and bursts; beside them, folder: the images of a folder; else a regular expression on
+            the path, whose first group, or the whole match, is the same for images that belong together; none: each
+            image alone.
+        looks: of the images; none if nobody looked at them.
+        names: of their groups in the data, "" without one.
 
-    Raises UserError for a regular expression that is none, or fits no file.
+    Raises UserError for a regular expression that is none, or fits no path.
     """
-    links = _near_copies(looks) + _bursts(looks) + _same(map((named or {}).get, files))
+    if rule == ALONE:
+        return np.arange(len(paths))
+    links = _near_copies(looks) + _bursts(looks) + _same(names)
     if rule != AUTO:
-        links += _same(map(os.path.dirname, files) if rule == FOLDER else _matches(files, root, rule))
+        links += _same((os.path.dirname(path) or "." for path in paths) if rule == FOLDER else _matches(paths, rule))
     ends = np.array(links, np.int64).reshape(-1, 2)
-    graph = scipy.sparse.coo_array((np.ones(len(ends), bool), tuple(ends.T)), shape=(len(files), len(files)))
-    numbers = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-    return dict(zip(files, numbers.tolist(), strict=True))
+    graph = scipy.sparse.coo_array((np.ones(len(ends), bool), tuple(ends.T)), shape=(len(paths), len(paths)))
+    groups = scipy.sparse.csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
+    sizes = np.bincount(groups)
+    if (several := sizes[sizes > 1]).size:
+        count = "1 group" if several.size == 1 else f"{several.size:,} groups"
+        print(
+            f"{several.sum():,} images belong together in {count}, such as near copies, of which each is on one side "
+            "of the split; --group none draws each image alone."
+        )
+    return groups
 
 
 def _same(names: Iterable[str | None]) -> list[tuple[int, int]]:
@@ -93,22 +108,22 @@ def _same(names: Iterable[str | None]) -> list[tuple[int, int]]:
     return [(first.setdefault(name, row), row) for row, name in enumerate(names) if name]
 
 
-def _matches(files: Sequence[str], root: pathlib.Path, rule: str) -> list[str | None]:
+def _matches(paths: Sequence[str], rule: str) -> list[str | None]:
     try:
         expression = re.compile(rule)
     except re.error as error:
         raise UserError(
             f"--group takes auto, none, folder or a regular expression, and {rule!r} is none: {error}."
         ) from error
-    matches = [expression.search(os.path.relpath(file, root)) for file in files]
+    matches = [expression.search(path) for path in paths]
     if not any(matches):
-        raise UserError(f"--group {rule!r} fits no file, such as {os.path.relpath(files[0], root)}; correct it.")
+        raise UserError(f"--group {rule!r} fits no file, such as {paths[0]}; correct it.")
     return [match and match[min(expression.groups, 1)] for match in matches]
 
 
 def _near_copies(looks: Sequence[Look | None]) -> list[tuple[int, int]]:
     rows = np.array([row for row, look in enumerate(looks) if look and look.colors.any()], np.int64)
-    if not 1 < len(rows) <= _MOST_COMPARED:
+    if len(rows) < 2 or len(looks) > MOST_COMPARED:
         return []
     colors = np.stack([look.colors for look in looks if look and look.colors.any()]).astype(np.float32)
     links = list[tuple[int, int]]()
@@ -124,31 +139,55 @@ def _bursts(looks: Sequence[Look | None]) -> list[tuple[int, int]]:
     return [(one[2], two[2]) for one, two in pairs if one[0] == two[0] and two[1] - one[1] <= _BURST]
 
 
-def held_out(of_class: Mapping[str, Sequence[str]], group_of: Mapping[str, int], share: int) -> set[str]:
-    """Return files to evaluate on: of each class one in `share`, rounded up, and with each file all of its group.
+def held_out(
+    labels: np.ndarray, names: Sequence[str], groups: np.ndarray, order: np.ndarray | None = None, *, insist: bool
+) -> np.ndarray:
+    """Return which images (n,) are kept for evaluation: of each class a tenth, rounded up, and with each its group.
 
-    of_class: class -> its files in the order in which they are chosen. Raises UserError for a class whose images are
-    too few groups for both sides.
+    Args:
+        labels: numbers of the classes (n,), of two images each or more.
+        names: of the classes.
+        groups: of the images (n,).
+        order: the images (n,) in the order in which they are chosen. Default: every tenth one of each class.
+        insist: whether to raise UserError for a class whose images are too few groups for both sides. Else this is
+            printed, and each image is drawn alone.
     """
-    label_of = {file: label for label, files in of_class.items() for file in files}
-    members: dict[int, list[str]] = collections.defaultdict(list)
-    for file in label_of:
-        members[group_of[file]].append(file)
-    kept, counts = set[str](), collections.Counter[str]()
-    for label, files in of_class.items():
-        wanted = -(-len(files) // share)
-        by_size = sorted(files, key=lambda file: len(members[group_of[file]]))  # where only large groups are left
-        for file in (*files, *by_size):
-            group = members[group_of[file]]
-            more = collections.Counter(label_of[each] for each in group)
-            is_small = counts[label] + more[label] <= 1.5 * wanted or (not counts[label] and file is by_size[0])
-            leaves_some = all(counts[name] + more[name] < len(of_class[name]) for name in more)
-            if counts[label] < wanted and file not in kept and is_small and leaves_some:
-                kept.update(group)
+    rows = np.arange(len(labels)) if order is None else order
+    of_class = np.split(rows[np.argsort(labels[rows], kind="stable")], np.cumsum(np.bincount(labels))[:-1])
+    if order is None:
+        of_class = [np.concatenate([own[first::HOLD_OUT] for first in range(HOLD_OUT)]) for own in of_class]
+    kept = _whole_groups(labels, groups, of_class)
+    if (failed := np.flatnonzero(np.bincount(labels) * (np.bincount(labels[kept], minlength=len(of_class)) == 0))).size:
+        problem = (
+            f"The {len(of_class[failed[0]]):,} images of {names[failed[0]]!r} belong together, as far as --group says, "
+            "and a group is either trained or evaluated on"
+        )
+        if insist:
+            raise UserError(f"{problem}; add images of other scenes, or give --group none.")
+        print(f"Warning: {problem}. Here each image is drawn alone.")
+        kept = _whole_groups(labels, rows, of_class)
+    return kept
+
+
+def _whole_groups(labels: np.ndarray, groups: np.ndarray, of_class: Sequence[np.ndarray]) -> np.ndarray:
+    """Return which images (n,) are kept, of each class as many as can be if there are too few groups."""
+    kept, counts, totals = np.zeros(len(labels), bool), np.zeros(len(of_class), np.int64), np.bincount(labels)
+    by_group, ends = np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups))
+    sizes = np.bincount(groups)[groups]
+    for label, rows in enumerate(of_class):
+        wanted = -(-len(rows) // HOLD_OUT)
+        if sizes.max() == 1:
+            kept[rows[:wanted]] = True
+            continue
+        by_size = rows[np.argsort(sizes[rows], kind="stable")]  # where only large groups are left
+        for row in np.concatenate([rows, by_size]).tolist():
+            if counts[label] >= wanted:
+                break
+            group = by_group[ends[groups[row]] - sizes[row] : ends[groups[row]]]
+            more = np.bincount(labels[group], minlength=len(of_class))
+            is_small = counts[label] + more[label] <= 1.5 * wanted or (not counts[label] and row == by_size[0])
+            leaves_some = (counts + more < totals)[more > 0].all()
+            if not kept[row] and is_small and leaves_some:
+                kept[group] = True
                 counts += more
-        if not counts[label]:
-            raise UserError(
-                f"The {len(files):,} images of {label!r} belong together, as far as --group says, and a group is "
-                "either trained or evaluated on; add images of other scenes, or give --group none."
-            )
     return kept

@@ -19,7 +19,6 @@ from keras_vit.files.remote import existing_folder, is_remote
 from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image, others_line
 from training.data.checks import (
     FOLDER_ADVICE,
-    HOLD_OUT,
     check_class_size,
     check_listed,
     class_folders,
@@ -37,7 +36,7 @@ from training.data.dataset import (
     report_bad,
 )
 from training.data.file_contents import Decisions, FileContents, read_decisions, shown
-from training.data.groups import groups_of, held_out
+from training.data.groups import HOLD_OUT, groups_of, held_out
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.options.common import ALONE, AUTO, OnBadImage
 
@@ -289,18 +288,13 @@ class _Draw:
             return b""
         return hashlib.sha256(os.fsencode(f"{self.seed}/{os.path.relpath(file, self.root)}")).digest()
 
-    def groups(self, files: Sequence[str]) -> dict[str, int]:
-        """Return the number of the group of each file; print how many have more than one."""
-        if self.group == ALONE:
-            return {file: number for number, file in enumerate(files)}
-        groups = groups_of(files, self.root, self.group, list(map(self.contents.looks.get, files)), self.named)
-        self.contents.group_of.update(groups)
-        sizes = [size for size in collections.Counter(groups.values()).values() if size > 1]
-        if sizes:
-            print(
-                f"{sum(sizes):,} images belong together in {len(sizes):,} groups, such as near copies, of which each "
-                "is on one side of the split; --group none draws each image alone."
-            )
+    def groups(self, files: Sequence[str]) -> np.ndarray:
+        """Return the number of the group of each file (n,)."""
+        paths = [os.path.relpath(file, self.root) for file in files]
+        looks = list(map(self.contents.looks.get, files))
+        groups = groups_of(paths, self.group, looks, [self.named.get(file, "") for file in files])
+        if self.group != ALONE:
+            self.contents.group_of.update(zip(files, groups.tolist(), strict=True))
         return groups
 
 
@@ -331,25 +325,18 @@ def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
     together are on one side.
     """
     _check_sizes(labels, labels.values(), str(draw.root), least=2)
-    of_class: dict[str, list[str]] = collections.defaultdict(list)
-    for file, label in labels.items():
-        of_class[label].append(file)
-    for name, files in of_class.items():
-        by_tens = [file for first in range(HOLD_OUT) for file in files[first::HOLD_OUT]]
-        of_class[name] = by_tens if draw.seed is None else sorted(files, key=draw.place)
-    try:
-        kept = held_out(of_class, draw.groups([*labels]), HOLD_OUT)
-    except UserError as problem:
-        if draw.group != AUTO or draw.named:
-            raise
-        print(f"Warning: {problem} Here each image is drawn alone.")
-        kept = held_out(of_class, {file: number for number, file in enumerate(labels)}, HOLD_OUT)
-    counts = [len(kept.intersection(files)) for files in of_class.values()]
+    files = [*labels]
+    names = sorted({*labels.values()})
+    number_of = {name: number for number, name in enumerate(names)}
+    numbers = np.array([number_of[label] for label in labels.values()])
+    order = None if draw.seed is None else np.array(sorted(range(len(files)), key=lambda row: draw.place(files[row])))
+    are_kept = held_out(numbers, names, draw.groups(files), order, insist=draw.group != AUTO or bool(draw.named))
+    counts = np.bincount(numbers[are_kept])
     each = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     how = f"A tenth of each class, drawn with the seed {draw.seed},"
     how = "Every tenth image of each class" if draw.seed is None else how
-    print(f"{how} is kept for evaluation: {len(kept):,} of {len(labels):,} images, {each} of each class.")
-    return _divided(labels, kept)
+    print(f"{how} is kept for evaluation: {are_kept.sum():,} of {len(files):,} images, {each} of each class.")
+    return _divided(labels, {file for file, is_kept in zip(files, are_kept, strict=True) if is_kept})
 
 
 def _of_shares(
@@ -390,10 +377,10 @@ def _spread_tenth(shares: dict[str, dict[str, float]], draw: _Draw) -> dict[str,
         return rarest, draw.place(file), file
 
     ordered = sorted(shares, key=place)
-    groups = draw.groups(ordered)
-    firsts = list({groups[file]: file for file in reversed(ordered)})[::-1]  # numbers, in the order of the first file
+    groups = draw.groups(ordered).tolist()
+    firsts = [*dict.fromkeys(groups)]
     kept = {*firsts[min(HOLD_OUT // 2, len(firsts) - 1) :: HOLD_OUT]}  # the one image of a class is for training
-    test = {file for file in ordered if groups[file] in kept}
+    test = {file for file, group in zip(ordered, groups, strict=True) if group in kept}
     print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
     return _divided(dict(sorted(shares.items())), test)
 

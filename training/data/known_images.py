@@ -14,7 +14,7 @@ from keras_vit.files.remote import is_remote, to_path
 from keras_vit.run import IMAGES, Run
 from training.data.checks import split_folders
 from training.data.listed_files import listed_files
-from training.options.common import DataOptions
+from training.options.common import ALONE, AnnotatedData, DataOptions
 
 if TYPE_CHECKING:
     from training.data.dataset import DataSet
@@ -108,6 +108,18 @@ def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
         f"{run.name} was trained when {known.data} had {then}, so that others are kept for evaluation now, and the run "
         f"may have been trained on them; {advice}."
     )
+
+
+def check_group(run: Run, options: AnnotatedData, is_drawn: bool) -> None:
+    """Raise UserError if other images with masks or boxes are drawn for evaluation than when a run was trained."""
+    known = run.settings.get("source")
+    if not is_drawn or not isinstance(known, dict) or known.get("data") != options.data:
+        return
+    if (group := known.get("group", ALONE)) != options.group:
+        raise UserError(
+            f"{run.name} was trained on another split of {options.data}, so it was trained on images that this split "
+            f"evaluates on; give --group {group}, as in training."
+        )
 
 
 def warn_of_training_images(run: Run, source: "DataSet") -> bool:

@@ -55,8 +55,10 @@ def open_source(options: DataOptions, *, multi_label: bool = False) -> DataSet:
             source = csv_list(options.path, options.on_bad_image, options.split_seed, options.exclude, options.group)
         case "tfds":
             source = tfds_source(rest, options.data_dir, options.train_split, options.eval_split)
+        case "tar":
+            source = tar(rest, options.on_bad_image, options.group)
         case _:
-            source = {"tfrecord": tfrecord, "tar": tar}[kind](rest, options.on_bad_image)
+            source = tfrecord(rest, options.on_bad_image)
     if kind in ("tfds", "tfrecord", "tar"):  # of a folder all files are looked at
         warn_about_images(source.train, source.evaluation)
     _warn_of_similar_names(source.labels)

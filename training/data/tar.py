@@ -16,12 +16,13 @@ from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import is_remote, read_places
-from training.data.checks import HOLD_OUT, check_class_size, files_of, files_of_splits, labels_beside, split_of
+from training.data.checks import check_class_size, files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.data.file_contents import shown
-from training.data.tar_index import BLOCK, NAME, tar_images
+from training.data.groups import MOST_COMPARED, groups_of, held_out, looks_of
+from training.data.tar_index import BLOCK, NAME, member_names, tar_images
 from training.data.tfrecord import PARALLEL_READS
-from training.options.common import OnBadImage
+from training.options.common import ALONE, AUTO, OnBadImage
 
 # Classes at most without a file of names.
 _MOST_CLASSES = 1_000_000
@@ -67,8 +68,17 @@ class TarImages:
         data = tf.numpy_function(lambda number: self.bytes(int(number)), [index], tf.string, stateful=False)
         return tf.ensure_shape(data, ())
 
-    def split(self, labels: np.ndarray, on_bad_image: OnBadImage) -> Split:
-        """Return the images as examples with these labels (n,)."""
+    def groups(self, rule: str) -> np.ndarray:
+        """Return the group of each image (n,); of many, and of those in a bucket, only the names are looked at."""
+        names = [""] * len(self)
+        if rule != AUTO:
+            of_file = {path: member_names(path) for path in self._paths}
+            names = [of_file[path][int(image["header"])] for path, image in map(self.place, range(len(self)))]
+        is_seen = len(self) <= MOST_COMPARED and not any(map(is_remote, self._paths))
+        return groups_of(names, rule, looks_of(self.bytes, len(self)) if is_seen else ())
+
+    def split(self, labels: np.ndarray, on_bad_image: OnBadImage, groups: np.ndarray | None = None) -> Split:
+        """Return the images as examples with these labels (n,), and groups."""
         known = tf.constant(labels, tf.int32)
         split = Split(
             len(self),
@@ -78,6 +88,7 @@ class TarImages:
             zlib.crc32(labels.astype(np.int32).tobytes(), self._fingerprint),
             parallel_reads=PARALLEL_READS if any(map(is_remote, self._paths)) else None,
             labels=labels,
+            groups=groups,
         )
         return split if on_bad_image == "stop" else skip_undecodable(split)
 
@@ -93,12 +104,13 @@ class TarImages:
         return zlib.crc32(self._images[["header", "size", "checksum"]].tobytes(), zlib.crc32(os.fsencode(names)))
 
 
-def tar(pattern: str, on_bad_image: OnBadImage) -> DataSet:
+def tar(pattern: str, on_bad_image: OnBadImage, group: str = AUTO) -> DataSet:
     """Open tar files of images with a label beside each, a number or the name of a class.
 
     The splits are the files with train, and with eval, test or val in their names, or else in those of their folders.
-    Without such names, a tenth of each class is kept for evaluation. Numbers are lines of labels.txt, from 0, if the
-    folder has one, and else the names of their classes.
+    Without such names, a tenth of each class is kept for evaluation; images that belong together, as `group` says of
+    their names in the files, are on one side. Numbers are lines of labels.txt, from 0, if the folder has one, and else
+    the names of their classes.
     """
     files = files_of("tar", pattern)
     words = [(*re.split(r"[-_.]", os.path.basename(file)), os.path.basename(os.path.dirname(file))) for file in files]
@@ -108,8 +120,9 @@ def tar(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     images_of, texts = tar_images(files)
     images = [TarImages({file: images_of[file] for file in split}) for split in splits.values()]
     names, number_of = _classes(texts, [each.labels for each in images], files)
-    opened = [each.split(number_of[each.labels], on_bad_image) for each in images]
-    train, evaluation = _held_out(opened[0], names, pattern) if held_out else opened
+    groups = images[0].groups(group) if held_out and group != ALONE else None
+    opened = [each.split(number_of[each.labels], on_bad_image, groups) for each in images]
+    train, evaluation = _held_out(opened[0], names, pattern, insist=group != AUTO) if held_out else opened
     return DataSet(names, train, evaluation, held_out=held_out)
 
 
@@ -143,16 +156,14 @@ def _classes(texts: list[str], labels: Sequence[np.ndarray], files: list[str]) -
     return names, result
 
 
-def _held_out(split: Split, names: tuple[str, ...], pattern: str) -> tuple[Split, Split]:
-    """Return the images to train on, and every tenth of each class, which is kept for evaluation."""
+def _held_out(split: Split, names: tuple[str, ...], pattern: str, insist: bool) -> tuple[Split, Split]:
+    """Return the images to train on, and a tenth of each class, which is kept for evaluation."""
     assert split.labels is not None
     counts = np.bincount(split.labels, minlength=len(names))
     for number in np.flatnonzero(counts == 1):
         check_class_size(names[number], 1, pattern, least=2)
-    order = np.argsort(split.labels, kind="stable")
-    place = np.empty(len(order), np.int64)  # of each image in its class
-    place[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    kept = place % HOLD_OUT == 0
+    groups = np.arange(len(split.labels)) if split.groups is None else split.groups
+    kept = held_out(split.labels, names, groups, insist=insist)
     print(
         f"Every tenth image of each class is kept for evaluation: {kept.sum():,} of {len(kept):,} images; call the tar "
         "files train-… and val-… for splits of your own."

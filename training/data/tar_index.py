@@ -145,6 +145,12 @@ def _walk(path: str, size: int, read: Read) -> tuple[np.ndarray, list[str]]:
     return np.array(images, IMAGE), list(numbers)
 
 
+def member_names(path: str) -> dict[int, str]:
+    """Return the names of the members of a tar file, by where the header of each begins."""
+    size = file_size(path)
+    return read_places(path, lambda read: {member.header: member.name for member in _members(path, size, _ahead(read))})
+
+
 def _ahead(read: Read) -> Read:
     """Return `read` with what follows in memory, since headers and labels are small and lie side by side."""
     start, data = 0, b""

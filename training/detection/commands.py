@@ -1,10 +1,12 @@
 """`keras-vit detect predict`, `fit` and `evaluate`. Imports TensorFlow when the options and paths are checked."""
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
+from training.options.common import ALONE
 from training.options.dense import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
 from training.options.train import USUAL
 from training.prediction.arguments import check_images, check_output, find_images, parse_with_run
@@ -75,19 +77,21 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
     from keras_vit.files.remote import output_folder
     from keras_vit.run import Run
     from training.data.annotations.open_boxes import open_boxes
+    from training.data.known_images import check_group
 
     run = Run.open(options.run, image_size=options.image_size)
     output = output_folder(options.output)
-    data = open_boxes(options.source)
+    is_trained = run.settings.get("command") == "detect"
+    data = open_boxes(options.source if is_trained else dataclasses.replace(options.source, group=ALONE))
     cli.require_tensorflow()
 
     from training.detection import evaluation
     from training.detection.detector import open_detector_of
 
     detector = open_detector_of(run, data.labels, options.templates)
-    is_trained = run.settings.get("command") == "detect"
+    check_group(run, options.source, not data.has_split)
     images = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
-        print("Every tenth image is measured; the others may have trained the detector.")
+        print("A tenth of the images is measured; the others may have trained the detector.")
     evaluation.evaluate(detector, images, data.kind, output)
     cli.print_next([("detect", "predict", "--run", options.run, "--serve")])

@@ -16,12 +16,13 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.atomic import write_text
+from keras_vit.files.documents import read_json, validated
 from keras_vit.files.labels import check_classes, composed
 from keras_vit.files.tables import short_name
 from keras_vit.models.build import exact_products
 from keras_vit.promise import PROMISE
 from keras_vit.published import ACCURACY
-from keras_vit.run import TEMPERATURE, Run
+from keras_vit.run import SPLIT, TEMPERATURE, Run
 from keras_vit.scores import KINDS, Scoring
 from keras_vit.text.classes import classes_of_labels
 from training.checks import report_directory
@@ -84,12 +85,13 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     if source.multi_label:
         metrics = measure_multi_label(logits, labels, names)
         metrics["intervals"] = multi_label_intervals(logits, labels, names)
-        metrics |= _promise(run, logits, labels, order, options)
+        metrics |= _promise(run, logits, labels, order, options) | _groups(run, source)
         report = multi_label_report(subject, logits, labels, names, metrics)
         write_report(report)
         return report.metrics
     metrics = measure(logits, labels, names)
     metrics["intervals"] = intervals(logits, labels, names)
+    metrics |= _groups(run, source)
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
     if run.unknown is not None and run.unknown.auroc:
@@ -123,7 +125,20 @@ def _promise(
     promise = fit_promise(own, labels, scoring, options.max_error, options.coverage, options.by_class)
     promise = dataclasses.replace(promise, model_checksum=run.model_checksum)
     promise.save(run.directory / PROMISE)
-    return {"promise": {**promise.as_json(), "sentences": promise.sentences()}}
+    return {"promise": {**dataclasses.asdict(promise), "sentences": promise.sentences()}}
+
+
+def _groups(run: Run, source: DataSet) -> dict[str, Any]:
+    """Return as a metric how many groups the images are, with what a run on them noted; {} where each is alone."""
+    if source.groups is None:
+        return {}
+    count, groups = len(source.groups), len(np.unique(source.groups))
+    if (file := run.file(SPLIT)) is not None:
+        noted = validated(read_json(file), {"groups": int, "sentence": str}, file)
+        if noted["groups"] == groups:
+            return {"split": noted}
+    sentence = f"{count:,} images in {groups:,} groups, of which each is either trained or evaluated on."
+    return {"split": {"groups": groups, "sentence": sentence}}
 
 
 def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: int = 64) -> dict[str, Any]:

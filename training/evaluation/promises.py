@@ -43,26 +43,21 @@ def fit_promise(
     Raises UserError where the images are too few, or too often wrong, and says which promise they allow.
     """
     probabilities = scoring.probabilities(logits).astype(np.float32).astype(np.float64)
-    measured: dict[str, float] = {}
+    correct = probabilities.argmax(axis=1) == (labels if labels.ndim == 1 else -1)
+    if max_error is not None and scoring.is_multi_label:
+        raise UserError("--max-error is for images of one class each; give --coverage for those of several.")
     promise = Promise(
         max_error,
-        coverage=coverage,
-        by_class=by_class,
-        confidence=CONFIDENCE,
-        num_examples=len(labels),
+        0.0 if max_error is None else answer_threshold(probabilities.max(axis=1), correct, max_error),
+        coverage,
+        by_class,
+        () if coverage is None else tuple(_list_thresholds(probabilities, labels, coverage, by_class).tolist()),
+        CONFIDENCE,
+        len(labels),
         temperature=scoring.temperature,
         multi_label=scoring.is_multi_label,
     )
-    correct = probabilities.argmax(axis=1) == (labels if labels.ndim == 1 else -1)
-    if max_error is not None:
-        if scoring.is_multi_label:
-            raise UserError("--max-error is for images of one class each; give --coverage for those of several.")
-        promise = dataclasses.replace(
-            promise, answer_from=answer_threshold(probabilities.max(axis=1), correct, max_error)
-        )
-    if coverage is not None:
-        thresholds = _list_thresholds(probabilities, labels, coverage, by_class)
-        promise = dataclasses.replace(promise, listed_from=tuple(map(float, thresholds)))
+    measured: dict[str, float] = {}
     decisions = {name: np.asarray(decision) for name, decision in promise.decide(probabilities).items()}
     if (answered := decisions.get(ANSWERED)) is not None:
         measured = {"answered": float(answered.mean()), "error": float(np.mean(~correct[answered]))}

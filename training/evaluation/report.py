@@ -288,6 +288,8 @@ def _compared(
     if "calibration" in metrics:
         sentences.append(_calibration_sentence(metrics["calibration"]))
     sentences += metrics.get("promise", {}).get("sentences", [])
+    if "split" in metrics:
+        sentences.append(metrics["split"]["sentence"])
     return metrics, sentences
 
 

@@ -26,7 +26,7 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import accuracy, open_predictor
 from training.experiments import by_recipe
 from training.features.extraction import open_extractor
-from training.features.linear_models import new_probe, one_thread, probe
+from training.features.linear_models import new_probe, note_split, probe, quiet_fits
 from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
 from training.options.evaluate import EvaluateOptions
@@ -221,7 +221,7 @@ def _probed(run: Run, split: Split, preprocessing: Preprocessing) -> float | Non
     if len(np.unique(features.labels[kept])) < 2:
         return None
     folds = sklearn.model_selection.StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-    with one_thread():
+    with quiet_fits():
         scores = sklearn.model_selection.cross_val_score(
             new_probe(_C), features.values[kept], features.labels[kept], cv=folds
         )
@@ -276,6 +276,7 @@ def _train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None
     else:
         share = _accuracy(kept, source, source.evaluation, keras_vit.preprocessing_of(kept))
         save_probe(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None), share)
+        note_split(Run.at(options.workdir), source, run)
     return source, baseline
 
 

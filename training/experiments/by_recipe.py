@@ -138,8 +138,10 @@ def _finetune_recipe(name: str, facts: DataFacts, steps: int | None = None) -> R
 
 
 def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | None:
+    from keras_vit.run import Run
     from training.data.dataset import typical_image
     from training.experiments.few_labels import finetune_with_unlabelled
+    from training.features.linear_models import note_split
     from training.loop.callbacks import report_interruption
     from training.loop.devices.strategies import is_chief, several_workers
     from training.loop.finetune import finetune as run
@@ -159,7 +161,12 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
                 for reason in auto_finetune_reasons(facts, named, options.recipe):
                     print(reason)
         (run if options.unlabelled is None else finetune_with_unlabelled)(options, name, setup)
-        return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
+        if not is_chief(setup.strategy) or options.dry_run:
+            return None
+        if options.model is None and not several_workers(setup.strategy):
+            start = Run.open(options.start, image_size=options.recipe.image_size, num_heads=options.num_heads)
+            note_split(Run.at(options.directory), setup.source, start)
+        return options.workdir
 
 
 def study(arguments: Sequence[str], about: str = "") -> None:

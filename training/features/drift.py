@@ -1,9 +1,12 @@
 """Say whether new images differ from those that a model was evaluated on, by a summary of these of some kilobytes.
 
 Images differ if a permutation test says so, whose false alarms have exactly the probability that was asked for: of the
-energy distance of the features (Szekely and Rizzo, 2004) and of the ranks of the confidences, whichever says more. The
-expected accuracy is the share of images that are surer than a threshold, above which on the images of the summary is a
-share as large as is right there (average thresholded confidence, arXiv 2201.04234).
+energy distance of the features (Szekely and Rizzo, 2004) and of the ranks of the entropies, whichever says more.
+
+The expected accuracy is the share of images with an entropy below a threshold, below which of the images of the summary
+is a share as large as is right (average thresholded confidence, arXiv 2201.04234). Where a class is predicted far more
+often than there, those of the largest entropy count as errors: under strong changes a model is sure of a few classes.
+Transport to the known shares of the classes (2302.05018) has the same effect.
 """
 
 import dataclasses
@@ -11,6 +14,7 @@ import os
 
 import numpy as np
 import scipy.spatial.distance
+import scipy.special
 import scipy.stats
 
 from keras_vit.errors import reading
@@ -20,8 +24,9 @@ from keras_vit.files.npz import read_npz, write_npz
 _DIRECTIONS, _MOST_KEPT = 64, 1000
 # New images of one test at most, and permutations.
 _MOST_TESTED, _PERMUTATIONS = 1000, 999
-_LEVEL = 0.95
-_DRAWS = 1000
+_LEVEL, _DRAWS = 0.95, 1000
+# How much more often than before a class may be predicted, as a factor and in standard deviations of chance.
+_MORE, _DEVIATIONS = 1.5, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Summary:
     """(D, d) of their largest variance."""
     features: np.ndarray
     """(n, d) float16 along these, less the mean."""
-    confidence: np.ndarray
-    """(n,) of the likeliest class."""
+    entropy: np.ndarray
+    """(n,) of the probabilities of the classes."""
     predicted: np.ndarray
     """(n,) the likeliest class."""
     correct: np.ndarray
@@ -62,13 +67,17 @@ def read_summary(path: str | os.PathLike) -> Summary:
         fields = {field.name: arrays[field.name] for field in dataclasses.fields(Summary)}
         checksum = int(fields.pop("model_checksum"))
         summary = Summary(**fields, model_checksum=checksum)
-        count, width = len(summary.confidence), summary.directions.shape
+        count, width = len(summary.entropy), summary.directions.shape
         lengths = {len(each) for each in (summary.features, summary.predicted, summary.correct)}
         if lengths != {count} or (*summary.mean.shape, summary.features.shape[1]) != width:
             raise ValueError("its arrays do not fit each other")
         if not all(np.isfinite(array).all() for array in fields.values()):
             raise ValueError("it has numbers that are not finite")
         return summary
+
+
+def _entropy(probabilities: np.ndarray) -> np.ndarray:
+    return scipy.special.entr(probabilities).sum(axis=1).astype(np.float32)
 
 
 def summarize(values: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, model_checksum: int = 0) -> Summary:
@@ -83,7 +92,7 @@ def summarize(values: np.ndarray, probabilities: np.ndarray, labels: np.ndarray,
         mean.astype(np.float32),
         directions,
         ((values - mean) @ directions)[rows].astype(np.float16),
-        probabilities.max(axis=1)[rows].astype(np.float32),
+        _entropy(probabilities)[rows],
         predicted[rows].astype(np.int32),
         (predicted == labels)[rows],
         model_checksum,
@@ -103,8 +112,6 @@ class Drift:
     """Class -> its share of the predictions then and now, of those whose share changed."""
     accuracy: tuple[float, float, float]
     """Expected, with the ends of its 95% interval, 0 to 1."""
-    count: int
-    """New images."""
 
 
 def compare(summary: Summary, values: np.ndarray, probabilities: np.ndarray, false_alarms: float = 0.01) -> Drift:
@@ -116,13 +123,13 @@ def compare(summary: Summary, values: np.ndarray, probabilities: np.ndarray, fal
         probabilities: of their classes (m, K).
         false_alarms: probability of an alarm for images of the same kind.
     """
-    confidence, predicted = probabilities.max(axis=1), probabilities.argmax(axis=1)
+    entropy, predicted = _entropy(probabilities), probabilities.argmax(axis=1)
     projected, rng = summary.project(values), np.random.default_rng(0)
     rows = np.arange(len(values))
     if len(rows) > _MOST_TESTED:
         rows = rng.choice(len(rows), _MOST_TESTED, replace=False)
     known = summary.features.astype(np.float32)
-    p_value = _p_value(known, summary.confidence, projected[rows], confidence[rows], rng)
+    p_value = _p_value(known, summary.entropy, projected[rows], entropy[rows], rng)
     cdist = scipy.spatial.distance.cdist
     distances = np.concatenate(
         [cdist(part, known).mean(axis=1) for part in np.array_split(projected, 1 + len(rows) // 500)]
@@ -132,18 +139,17 @@ def compare(summary: Summary, values: np.ndarray, probabilities: np.ndarray, fal
         p_value <= false_alarms,
         distances - cdist(known, known).mean(),
         _changed_shares(summary.predicted, predicted, probabilities.shape[1], false_alarms),
-        _expected_accuracy(summary, confidence, rng),
-        len(values),
+        _expected_accuracy(summary, entropy, predicted, rng),
     )
 
 
 def _p_value(
-    known: np.ndarray, known_confidence: np.ndarray, new: np.ndarray, confidence: np.ndarray, rng: np.random.Generator
+    known: np.ndarray, known_entropy: np.ndarray, new: np.ndarray, entropy: np.ndarray, rng: np.random.Generator
 ) -> float:
     """Return how often a random division into as many images differs as much, by one of both statistics."""
     every, count = np.concatenate([known, new]), len(new)
     distances = scipy.spatial.distance.cdist(every, every).astype(np.float32)
-    ranks = scipy.stats.rankdata(np.concatenate([known_confidence, confidence])).astype(np.float32)
+    ranks = scipy.stats.rankdata(np.concatenate([known_entropy, entropy])).astype(np.float32)
     weights = np.full((_PERMUTATIONS + 1, len(every)), -1.0 / len(known), np.float32)
     weights[0, len(known) :] = 1.0 / count
     for row in weights[1:]:
@@ -168,15 +174,23 @@ def _changed_shares(
 
 
 def _expected_accuracy(
-    summary: Summary, confidence: np.ndarray, rng: np.random.Generator
+    summary: Summary, entropy: np.ndarray, predicted: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Return the accuracy on new images that their confidences (m,) let expect, with its interval by the bootstrap."""
+    """Return the accuracy to expect from entropies and predicted classes (m,), with its interval by the bootstrap."""
+    count, num_known = len(entropy), len(summary.entropy)
+    now = np.bincount(predicted, minlength=summary.predicted.max(initial=0) + 1)
+    usual = (np.bincount(summary.predicted, minlength=len(now)) + 1.0) * count / num_known
+    most = np.maximum(_MORE * usual, usual + _DEVIATIONS * np.sqrt(usual))
+    order = np.lexsort((entropy, predicted))
+    place = np.arange(count) - np.repeat(np.cumsum(now) - now, now)  # in its class, from the smallest entropy on
+    entropy = entropy.copy()
+    entropy[order[place >= most[predicted[order]]]] = np.inf
 
     def expected(known: np.ndarray, new: np.ndarray) -> float:
-        wrong = 1.0 - summary.correct[known].mean()
-        return float(np.mean(confidence[new] >= np.quantile(summary.confidence[known], wrong)))
+        threshold = np.quantile(summary.entropy[known], summary.correct[known].mean())
+        return float(np.mean(entropy[new] <= threshold))
 
-    every = np.arange(len(summary.confidence)), np.arange(len(confidence))
+    every = np.arange(num_known), np.arange(count)
     draws = [expected(*(rng.choice(rows, len(rows)) for rows in every)) for _ in range(_DRAWS)]
     low, high = np.quantile(draws, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0])
     return expected(*every), float(low), float(high)

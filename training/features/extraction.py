@@ -16,13 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit import Preprocessing, UserError, ViTConfig, task_of
 from keras_vit.cli.progress import Progress
 from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.atomic import locked, remove_temporary
 from keras_vit.models.config import identifying_fields
 from keras_vit.models.layers import PoolTokens
-from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.data.dataset import (
@@ -306,6 +305,18 @@ def embed_rows(
         _computed(split.take(rows), extractor, progress),
         problems,
     )
+
+
+def embed_all(listing: Listing, name: str, extractor: Extractor) -> Part:
+    """Return the features of all images of a split that can be read, and print why others cannot.
+
+    Raises UserError if none can.
+    """
+    part = embed_rows(listing, name, np.arange(listing.splits[name].num_examples), extractor)
+    for path, why in part.problems.items():
+        print(f"Skipped {path}: {why}")
+    check_some_read(len(part.paths))
+    return part
 
 
 def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:

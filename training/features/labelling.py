@@ -5,26 +5,22 @@ More labels: of the images with the smallest margin between the two likeliest cl
 by the margin, "Diverse mini-batch Active Learning" (1901.05954). Never two near copies.
 """
 
-import contextlib
 import dataclasses
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import sklearn.cluster
-import sklearn.exceptions
 import sklearn.model_selection
 
-from keras_vit.cli.pages import render
-from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import write_csv
 from keras_vit.run import Run
-from training.data.dataset import DataSet, check_some_read
-from training.features.extraction import embed_rows, listing_of_files, open_extractor
-from training.features.linear_models import new_probe, one_thread
-from training.features.lookup import image_card, nearest_rows, unit_length
-from training.features.probe import cached_features
+from training.data.dataset import DataSet
+from training.features.extraction import embed_all, listing_of_files, open_extractor
+from training.features.linear_models import new_probe, quiet_fits
+from training.features.lookup import nearest_rows, unit_length, write_cards
+from training.features.probe import Features, cached_features
 from training.features.store import NO_SPLIT
 from training.options.features import LabelNextOptions
 
@@ -54,31 +50,23 @@ class Choice:
     """Whether they are typical images of clusters, since there are few labels."""
 
 
-def choose(
-    labelled: np.ndarray,
-    labels: np.ndarray,
-    unlabelled: np.ndarray,
-    count: int,
-    least_copy: float = 0.95,
-    seed: int = 0,
-) -> Choice:
+def choose(labelled: Features, unlabelled: np.ndarray, count: int, least_copy: float = 0.95, seed: int = 0) -> Choice:
     """Return which images to label next.
 
     Args:
-        labelled: features (m, D) of the labeled images; m may be 0.
-        labels: their classes (m,).
+        labelled: features of the labeled images, perhaps of none.
         unlabelled: features (n, D).
         count: images to choose; fewer if there are not so many that are no near copies.
         least_copy: cosine, after the mean is subtracted, from which on images are near copies.
         seed: of the clusters.
     """
-    every = np.concatenate([labelled, unlabelled])
+    labels, every = labelled.labels, np.concatenate([labelled.values, unlabelled])
     units = unit_length(every - every.mean(axis=0))
-    known, new = units[: len(labelled)], units[len(labelled) :]
+    known, new = np.split(units, [len(labels)])
     free = np.ones(len(new), bool) if not len(known) else nearest_rows([known], new, 1)[0][:, 0] < least_copy
     suggested, margins = np.full(len(new), -1), np.full(len(new), np.nan)
     if len(np.unique(labels)) > 1:
-        classes, probabilities = head_probabilities(labelled, labels, unlabelled)
+        classes, probabilities = head_probabilities(labelled, unlabelled)
         highest = np.sort(probabilities, axis=1)
         suggested, margins = classes[probabilities.argmax(axis=1)], highest[:, -1] - highest[:, -2]
     typical = len(labels) < FEW * max(len(np.unique(labels)), 2) or np.isnan(margins).all()
@@ -87,18 +75,10 @@ def choose(
     return Choice(rows, suggested[rows], margins[rows], bool(typical))
 
 
-@contextlib.contextmanager
-def _fitting() -> Iterator[None]:
-    """Fit with one thread, and without warnings of fits that end early or have fewer clusters."""
-    with warnings.catch_warnings(), one_thread():
-        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
-        yield
-
-
-def head_probabilities(values: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def head_probabilities(labelled: Features, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the classes (K,) that there are, and the probabilities (n, K) of a linear head."""
-    with _fitting():
-        head = new_probe(_C, max_iterations=200).fit(values, labels)
+    with quiet_fits():
+        head = new_probe(_C, max_iterations=200).fit(labelled.values, labelled.labels)
     return head.classes_, head.predict_proba(asked)
 
 
@@ -106,7 +86,7 @@ def _typical(units: np.ndarray, num_known: int, free: np.ndarray, count: int, se
     """Return unlabelled rows: of the clusters with the fewest labels, the largest first, the most typical image."""
     clusters = min(num_known + count, _MOST_CLUSTERS, len(units))
     means = sklearn.cluster.MiniBatchKMeans if clusters > 50 else sklearn.cluster.KMeans
-    with _fitting():
+    with quiet_fits():
         of_row = means(clusters, n_init=1, random_state=seed).fit_predict(units)
     labels = np.bincount(of_row[:num_known], minlength=clusters)
     members = [np.flatnonzero(of_row == cluster) for cluster in range(clusters)]
@@ -130,7 +110,7 @@ def _unsure(new: np.ndarray, margins: np.ndarray, free: np.ndarray, count: int, 
     candidates = candidates[np.argsort(margins[candidates], kind="stable")][: _CANDIDATES * count]
     if len(candidates) <= count:
         return candidates.tolist()
-    with _fitting():
+    with quiet_fits():
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed)
         distances = clusters.fit(new[candidates], sample_weight=1.0 - margins[candidates]).transform(new[candidates])
     centers = list(dict.fromkeys(candidates[distances.argmin(axis=0)].tolist()))
@@ -145,18 +125,19 @@ def _without_copies(units: np.ndarray, order: Sequence[int], least_copy: float) 
     return kept
 
 
-def worth(values: np.ndarray, labels: np.ndarray, more: int) -> str:
-    """Return a sentence on what more labels are worth beside those of features (n, D).
+def worth(labelled: Features, more: int) -> str:
+    """Return a sentence on what more labels are worth.
 
     A head is fitted to shares of the labels and measured on the others; its error falls with a power of their number.
     """
+    values, labels = labelled.values, labelled.labels
     if len(np.unique(labels)) < 2 or np.bincount(labels)[np.unique(labels)].min() < 4:
         return "To estimate what more labels are worth, label four images of each class."
     errors = np.zeros((len(_SHARES), _DRAWS))
     for row, share in enumerate(_SHARES):
         splits = sklearn.model_selection.StratifiedShuffleSplit(_DRAWS, train_size=share, random_state=0)
         for draw, (rows, others) in enumerate(splits.split(values, labels)):
-            classes, probabilities = head_probabilities(values[rows], labels[rows], values[others])
+            classes, probabilities = head_probabilities(labelled.take(rows), values[others])
             errors[row, draw] = np.mean(classes[probabilities.argmax(axis=1)] != labels[others])
     gains, rng = [], np.random.default_rng(0)
     for _ in range(200):
@@ -178,29 +159,22 @@ def worth(values: np.ndarray, labels: np.ndarray, more: int) -> str:
 def label_next(run: Run, source: DataSet, files: Sequence[str], options: LabelNextOptions) -> Choice:
     """Choose the images to label next, write label_next.csv and label_next.html, and print what labels are worth."""
     extractor = open_extractor(run.model, run.preprocessing, batch_size=options.batch_size)
-    parts = [cached_features(extractor, split, options.cache) for split in (source.train, source.evaluation)]
-    labelled = np.concatenate([part.values for part in parts])
-    labels = np.concatenate([part.labels for part in parts])
-    part = embed_rows(listing_of_files(files), NO_SPLIT, np.arange(len(files)), extractor)
-    for path, why in part.problems.items():
-        print(f"Skipped {path}: {why}")
-    check_some_read(len(part.paths))
-    choice = choose(labelled, labels, part.embeddings, options.count, options.duplicate_similarity, options.seed)
-    folder, rows = to_path(options.output), choice.rows.tolist()
-    found = [
+    known = Features.of_all(
+        [cached_features(extractor, split, options.cache) for split in (source.train, source.evaluation)]
+    )
+    part = embed_all(listing_of_files(files), NO_SPLIT, extractor)
+    choice = choose(known, part.embeddings, options.count, options.duplicate_similarity, options.seed)
+    chosen = [
         (part.paths[row], source.labels[label] if label >= 0 else "", margin)
-        for row, label, margin in zip(rows, choice.suggested.tolist(), choice.margins.tolist(), strict=True)
+        for row, label, margin in zip(choice.rows, choice.suggested, choice.margins.tolist(), strict=True)
     ]
-    sentence = worth(labelled, labels, len(rows))
+    sentence, folder = worth(known, len(chosen)), to_path(options.output)
     why = "typical of clusters without a label" if choice.typical else "about which a linear head is least sure"
-    queries = [{"name": f"Images {why}", "file": "", "address": "", "cards": [image_card(*each) for each in found]}]
-    note = f"{sentence} The number is the margin between the two most likely classes."
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "label_next.csv") as temporary:
-        header = ("path", "label", "suggested", "margin")
-        write_csv(temporary, [header, *((path, "", *known) for path, *known in found)], raw=options.raw)
-    write_text(folder / "label_next.html", render("similar", title="What to label next", queries=queries, note=note))
-    print(
-        f"{len(rows):,} of {len(part.paths):,} images, {why}, are in {folder / 'label_next.csv'}.", sentence, sep="\n"
-    )
+        rows = ((path, "", *suggestion) for path, *suggestion in chosen)
+        write_csv(temporary, [("path", "label", "suggested", "margin"), *rows], raw=options.raw)
+    note = f"{sentence} The number is the margin between the two most likely classes."
+    write_cards(folder / "label_next.html", "What to label next", f"Images {why}", chosen, note)
+    print(f"{len(chosen):,} of {len(part.paths):,} images, {why}, are in {folder / 'label_next.csv'}.\n{sentence}")
     return choice

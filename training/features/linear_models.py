@@ -5,9 +5,10 @@
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import sklearn.exceptions
@@ -20,10 +21,19 @@ from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from keras_vit.run import Run
+from keras_vit.files.atomic import write_text
+from keras_vit.run import SPLIT, Run
 from training.data.sources import DataSet
 from training.evaluation.metrics import fit_temperature
-from training.features.probe import Features, FeatureSet, open_features, save_linear_model, write_report
+from training.features.extraction import open_extractor
+from training.features.probe import (
+    Features,
+    FeatureSet,
+    cached_features,
+    open_features,
+    save_linear_model,
+    write_report,
+)
 from training.options.features import FewshotOptions, LinearProbeOptions
 
 # So large that the bias is almost unregularized (big_vision).
@@ -38,8 +48,10 @@ _SELECTION = 10_000
 _HELD_OUT = 0.1
 # A tenth of few images is a matter of luck, so several are drawn, but no more than that many images are fitted to.
 _MOST_REPEATS, _MOST_FITTED = 10, 10_000
-# Of the probabilities out of fold.
+# Of the probabilities out of fold, and of the comparison with a split image by image.
 _FOLDS = 5
+# Of that comparison: images at most, and the inverse strength of the penalty.
+_MOST_COMPARED, _C = 2000, 0.1
 
 
 class LeastSquares:
@@ -212,6 +224,15 @@ def one_thread() -> threadpoolctl.threadpool_limits:
     return threadpoolctl.threadpool_limits(1, user_api="blas")
 
 
+@contextlib.contextmanager
+def quiet_fits() -> Iterator[None]:
+    """Fit with one thread, and without warnings of fits that end early and of classes that some folds do not have."""
+    with warnings.catch_warnings(), one_thread():
+        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
+        warnings.filterwarnings("ignore", "The least populated class")
+        yield
+
+
 def fit_probe(
     train: Features, strengths: Sequence[float], max_iterations: int = 1000
 ) -> tuple[sklearn.pipeline.Pipeline, dict]:
@@ -246,30 +267,60 @@ def _fitted(train: Features, c: float, max_iterations: int) -> tuple[sklearn.pip
     return new, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in caught)
 
 
-def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarray) -> dict:
+def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray) -> dict:
     """Return the accuracy in folds of all images: `mean`, its `standard_error`, 95% `interval`, and `folds`.
 
-    Where images have a group in common, `mean_by_image` is that of folds which do not keep groups together.
-
-    c: inverse strength of the penalty. groups: (n,), of the training and then the evaluation images; those of one group
-    are in one fold.
+    c: inverse strength of the penalty. groups: (n,); images of one group are in one fold.
     """
-    parts = features.train, features.evaluation
-    values = np.concatenate([part.values for part in parts]).astype(np.float64)
-    labels = np.concatenate([part.labels for part in parts])
+    values, labels = features.values.astype(np.float64), features.labels
     splits = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=0)
     sentence = "--folds {} cannot be made of these images ({}); give fewer."
-    with warnings.catch_warnings(), one_thread(), explained(lambda why: sentence.format(folds, why), ValueError):
-        # Of a class with fewer images than folds, some folds have none.
-        warnings.filterwarnings("ignore", "The least populated class")
+    with quiet_fits(), explained(lambda why: sentence.format(folds, why), ValueError):
         scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
     low, high = mean + error * stats.t.ppf([0.025, 0.975], folds - 1)
     interval = [max(float(low), 0.0), min(float(high), 1.0)]
-    result = {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
-    if len(np.unique(groups)) < len(groups):
-        result["mean_by_image"] = cross_validated(features, c, folds, np.arange(len(groups)))["mean"]
-    return result
+    return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
+
+
+def note_split(run: Run | None, source: DataSet, backbone: Run, features: Features | None = None) -> None:
+    """Print what the groups of the data change, and write it for the report.
+
+    Nothing where each image is alone, where the model has no features, and where there are too few images.
+
+    Args:
+        run: to write into; None to print it.
+        source: the data.
+        backbone: the model whose frozen features are measured.
+        features: of the training and then the evaluation images. Default: those of some images are computed.
+    """
+    if source.groups is None or source.multi_label:
+        return
+    numbers, groups = np.unique(source.groups, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(numbers))[groups]
+    rows = np.sort(np.argsort(order, kind="stable")[:_MOST_COMPARED])  # of whole groups, but for the last
+    try:
+        some = _features_of(backbone, source, rows) if features is None else features.take(rows)
+        folds = groups[rows], np.arange(len(rows))
+        grouped, by_image = (cross_validated(some, _C, _FOLDS, of_image)["mean"] for of_image in folds)
+    except UserError:
+        return
+    if not np.isfinite(grouped + by_image):
+        return
+    sentence = (
+        f"{len(groups):,} images in {len(numbers):,} groups: a linear head on frozen features has an accuracy of "
+        f"{grouped:.1%} grouped; {by_image:.1%} if drawn image by image."
+    )
+    print(sentence)
+    facts = {"groups": len(numbers), "measured": len(rows), "grouped": grouped, "by_image": by_image}
+    if run is not None:
+        write_text(run.path / SPLIT, json.dumps({**facts, "sentence": sentence}, indent=2) + "\n")
+
+
+def _features_of(backbone: Run, source: DataSet, rows: np.ndarray) -> Features:
+    extractor, begin = open_extractor(backbone.model, backbone.preprocessing), source.train.num_examples
+    parts = source.train.take(rows[rows < begin]), source.evaluation.take(rows[rows >= begin] - begin)
+    return Features.of_all([cached_features(extractor, part) for part in parts if part.num_examples])
 
 
 def out_of_fold_probabilities(
@@ -287,11 +338,8 @@ def out_of_fold_probabilities(
         head = new_probe(c, max_iterations=200).fit(values[rows], labels[rows])
         probabilities[np.ix_(held_out, head.classes_)] = head.predict_proba(values[held_out])
 
-    with warnings.catch_warnings(), one_thread():
-        warnings.filterwarnings("ignore", "The least populated class")
-        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
-        with concurrent.futures.ThreadPoolExecutor(min(_FOLDS, os.cpu_count() or 1)) as pool:
-            list(pool.map(fit, folds.split(values, labels, groups)))
+    with quiet_fits(), concurrent.futures.ThreadPoolExecutor(min(_FOLDS, os.cpu_count() or 1)) as pool:
+        list(pool.map(fit, folds.split(values, labels, groups)))
     return probabilities
 
 
@@ -322,8 +370,9 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
                 f"The class {missing!r} has no training image; give it more images, or remove it from the data."
             )
         save_linear_model(run, source, options, linear_head(fitted), results["accuracy"])
+    every = Features.of_all([features.train, features.evaluation])
     if options.folds is not None:
-        results["cross_validation"] = cross_validated(features, how["c"], options.folds, _copies(source))
+        results["cross_validation"] = cross_validated(every, how["c"], options.folds, _copies(source))
     row = {
         "accuracy": f"{results['accuracy']:.1%}",
         "C": f"{results['c']:g}",
@@ -335,17 +384,15 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
         measured = results["cross_validation"]
         mean, (low, high) = measured["mean"], measured["interval"]
         print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95% interval {100 * low:.1f} to {high:.1%}.")
-        if "mean_by_image" in measured:
-            print(f"If the images of a group were in several folds, it would seem {measured['mean_by_image']:.1%}.")
+    if options.workdir is not None or options.folds is not None:
+        note_split(None if options.workdir is None else Run.at(options.workdir), source, run, every)
     return results
 
 
 def _copies(source: DataSet) -> np.ndarray:
     """Return numbers (n,) of the images of both splits, the same for those that belong together, or are copies."""
-    for train, evaluation in (
-        (source.train.groups, source.evaluation.groups),
-        (source.train.digests, source.evaluation.digests),
-    ):
-        if train is not None and evaluation is not None:
-            return np.concatenate([train, evaluation])
+    if source.groups is not None:
+        return source.groups
+    if source.train.digests is not None and source.evaluation.digests is not None:
+        return np.concatenate([source.train.digests, source.evaluation.digests])
     return np.arange(source.train.num_examples + source.evaluation.num_examples)

@@ -7,7 +7,6 @@ import json
 import pathlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,9 +21,9 @@ from keras_vit.files.remote import local_copy
 from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.images.decode import decode_with_pillow
 from keras_vit.run import Run
-from training.data.dataset import DataSet, check_some_read
+from training.data.dataset import DataSet
 from training.data.sources import open_source
-from training.features.extraction import Extractor, embed_rows, listing_of_files, open_extractor
+from training.features.extraction import Extractor, embed_all, listing_of_files, open_extractor
 from training.features.store import NO_SPLIT, FeatureIndex, Images, check_same_model
 from training.options.common import DataOptions
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
@@ -53,10 +52,7 @@ class Nearest:
 def similar(index: FeatureIndex, files: Sequence[str], options: SimilarOptions) -> None:
     """Find the images that are most similar to each file; print a table, and write the results."""
     extractor = _extractor(index, _run_of(index, options))
-    part = embed_rows(listing_of_files(files), NO_SPLIT, np.arange(len(files)), extractor)
-    for path, why in part.problems.items():
-        print(f"Not looked up: {path}: {why}")
-    check_some_read(len(part.embeddings))
+    part = embed_all(listing_of_files(files), NO_SPLIT, extractor)
     _report(index, part.paths, part.embeddings, options)
 
 
@@ -286,10 +282,22 @@ class Thumbnails:
         return None
 
 
-def image_card(path: str, label: str, number: float) -> dict[str, Any]:
-    """Return the card of a file on a page of images."""
-    file = pathlib.PurePath(path).name
-    return {"address": file_address(path), "file": file, "name": path, "label": label, "cosine": number}
+def write_cards(
+    page: pathlib.Path, title: str, heading: str, images: Iterable[tuple[str, str, float]], note: str
+) -> None:
+    """Write a page of images, each with a label and a number."""
+    cards = [
+        {
+            "address": file_address(path),
+            "file": pathlib.PurePath(path).name,
+            "name": path,
+            "label": label,
+            "cosine": value,
+        }
+        for path, label, value in images
+    ]
+    queries = [{"name": heading, "file": "", "address": "", "cards": cards}]
+    write_text(page, render("similar", title=title, queries=queries, note=note))
 
 
 def file_address(path: str) -> str:

@@ -7,18 +7,16 @@ import keras
 import numpy as np
 
 from keras_vit import UserError
-from keras_vit.cli.pages import render
 from keras_vit.files.atomic import write_text
 from keras_vit.files.npz import read_npz
 from keras_vit.files.remote import to_path
 from keras_vit.run import MONITOR, Run
 from keras_vit.scores import features_and_logits
-from training.data.dataset import check_some_read
 from training.data.sources import open_source
 from training.features.drift import Drift, Summary, compare, read_summary, summarize
-from training.features.extraction import Extractor, Listing, embed_rows, listing_of_data, listing_of_files
-from training.features.lookup import image_card
-from training.features.store import NO_SPLIT
+from training.features.extraction import Extractor, Listing, embed_all, listing_of_data, listing_of_files
+from training.features.lookup import write_cards
+from training.features.store import NO_SPLIT, Part
 from training.options.common import DataOptions
 from training.options.features import MonitorOptions
 
@@ -31,35 +29,32 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
 
     Raises UserError where the run has no summary, and does not know its data.
     """
-    summary = _summary_of(run, options)
+    summary, names = _summary_of(run, options), list[str]()
     if not options.images:
         return False
-    names: list[str] = []
     if options.saved_features:
         values, probabilities = _saved(options.images[0])
     else:
-        names, values, probabilities, _ = _outputs(run, listing_of_files(files), NO_SPLIT, options.batch_size)
+        part, values, probabilities = _outputs(run, listing_of_files(files), NO_SPLIT, options.batch_size)
+        names += part.paths
     if values.shape[1] != len(summary.mean):
         raise UserError(f"These features have {values.shape[1]} numbers, and the model's {len(summary.mean)}.")
     drift = compare(summary, values, probabilities, options.false_alarms)
-    sentences = describe(drift, summary, run.labels)
+    sentences = _sentences(drift, summary, run.labels)
     print(*sentences, sep="\n")
     if options.metrics is not None:
-        write_text(to_path(options.metrics), metrics_text(drift, options.run))
+        write_text(to_path(options.metrics), _metrics(drift, options.run))
     if options.output is not None and names:
-        order = np.argsort(-drift.distances)[:_SHOWN]
-        cards = [image_card(names[k], "", drift.distances[k]) for k in order.tolist()]
-        queries = [{"name": "Most different images", "file": "", "address": "", "cards": cards}]
+        moved = [(names[k], "", drift.distances[k]) for k in np.argsort(-drift.distances)[:_SHOWN]]
         note = " ".join(
             [*sentences, "The number says how much further than usual an image is from the evaluation images."]
         )
-        write_text(to_path(options.output), render("similar", title="Monitor", queries=queries, note=note))
+        write_cards(to_path(options.output), "Monitor", "Most different images", moved, note)
         print(f"The most different images are in {options.output}.")
     return drift.is_alarm
 
 
-def describe(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str]:
-    """Return what a comparison found, in sentences."""
+def _sentences(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str]:
     verdict = "Alarm: these images differ" if drift.is_alarm else "No alarm: these images do not differ"
     expected, low, high = (100.0 * share for share in drift.accuracy)
     changes = [
@@ -67,21 +62,21 @@ def describe(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str]:
         for label, (then, now) in drift.shares.items()
     ]
     return [
-        f"{verdict} from the evaluation images ({drift.count:,} images, p = {drift.p_value:.3f}).",
+        f"{verdict} from the evaluation images ({len(drift.distances):,} images, p = {drift.p_value:.3f}).",
         f"Expected accuracy: {expected:.1f}% (95% interval {low:.1f} to {high:.1f}%); on the evaluation images it "
         f"was {100.0 * summary.correct.mean():.1f}%.",
         *([f"Predicted more or less often: {'; '.join(changes)}."] if changes else []),
     ]
 
 
-def metrics_text(drift: Drift, name: str) -> str:
+def _metrics(drift: Drift, name: str) -> str:
     """Return a comparison in the text format of Prometheus."""
     label = name.replace("\\", "\\\\").replace('"', '\\"')
     values = {
         "drift_alarm": int(drift.is_alarm),
         "drift_p_value": drift.p_value,
         "expected_accuracy": drift.accuracy[0],
-        "monitored_images": drift.count,
+        "monitored_images": len(drift.distances),
     }
     return "".join(f'keras_vit_{key}{{run="{label}"}} {value:.6g}\n' for key, value in values.items())
 
@@ -99,31 +94,23 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
     if run.directory is None or not isinstance(known, dict):
         raise UserError(f"{run.name} has no {MONITOR}; make it with keras-vit monitor, the run and its --data.")
     source = open_source(DataOptions.of_settings(known))
-    names, values, probabilities, labels = _outputs(run, listing_of_data(source), "test", options.batch_size)
+    part, values, probabilities = _outputs(run, listing_of_data(source), "test", options.batch_size)
     number_of = {name: number for number, name in enumerate(run.labels or source.labels)}
-    summary = summarize(values, probabilities, np.array([number_of.get(label or "", -1) for label in labels]), checksum)
-    summary.save(run.directory / MONITOR)
-    print(
-        f"{run.directory / MONITOR}: a summary of {len(names):,} evaluation images, for exports and keras-vit monitor."
-    )
+    labels = np.array([number_of.get(label or "", -1) for label in part.labels])
+    summary, place = summarize(values, probabilities, labels, checksum), run.directory / MONITOR
+    summary.save(place)
+    print(f"{place}: a summary of {len(labels):,} evaluation images, for exports and keras-vit monitor.")
     return summary
 
 
-def _outputs(
-    run: Run, listing: Listing, split: str, batch_size: int
-) -> tuple[list[str], np.ndarray, np.ndarray, Sequence[str | None]]:
-    """Return names, features (n, D), probabilities (n, K) and labels of the images that can be read."""
+def _outputs(run: Run, listing: Listing, split: str, batch_size: int) -> tuple[Part, np.ndarray, np.ndarray]:
+    """Return the images that can be read, their features (n, D) and their probabilities (n, K)."""
     network = features_and_logits(run.model)
     parts = [network.output[name] for name in ("pre_logits", "logits")]
     model = keras.Model(network.input, keras.layers.Concatenate(dtype="float32")(parts))
-    extractor = Extractor(model, run.preprocessing, "pre_logits", "", batch_size)
-    part = embed_rows(listing, split, np.arange(listing.splits[split].num_examples), extractor)
-    for path, why in part.problems.items():
-        print(f"Skipped {path}: {why}")
-    check_some_read(len(part.paths))
-    width = parts[0].shape[-1]
-    probabilities = dataclasses.replace(run.scoring(), promise=None).probabilities(part.embeddings[:, width:])
-    return [*part.paths], part.embeddings[:, :width], probabilities, part.labels
+    part = embed_all(listing, split, Extractor(model, run.preprocessing, "pre_logits", "", batch_size))
+    values, logits = np.split(part.embeddings, [parts[0].shape[-1]], axis=1)
+    return part, values, dataclasses.replace(run.scoring(), promise=None).probabilities(logits)
 
 
 def _saved(path: str) -> tuple[np.ndarray, np.ndarray]:

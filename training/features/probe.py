@@ -57,6 +57,11 @@ class Features:
     def __post_init__(self) -> None:
         check_finite(self.values)
 
+    @classmethod
+    def of_all(cls, parts: Sequence["Features"]) -> "Features":
+        """Return the features of several splits in a row."""
+        return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.labels for part in parts]))
+
     def take(self, rows: np.ndarray) -> "Features":
         return Features(self.values[rows], self.labels[rows])
 

@@ -20,8 +20,9 @@ TRAINING_NAMES = ("train", "training")
 EVALUATION_NAMES = ("test", "testing", "val", "valid", "validation")
 # Fields of DataOptions that config.json has only where they are set.
 _NEWER_OF_DATA = ("split_seed", "exclude")
-# What `--group` takes beside a regular expression.
+# What `--group` takes beside a regular expression, and kinds of data without splits of their own.
 AUTO, FOLDER, ALONE = "auto", "folder", "none"
+DRAWN = ("folder", "csv", "tar")
 FOR_SEVERAL_CLASSES = (
     "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
 )
@@ -63,9 +64,9 @@ class DataOptions:
     """decisions.csv of keras-vit review, for a folder or CSV file: its images with the decision drop are left out
     and those with relabel get their new label. Give the same to keras-vit evaluate."""
     group: str = AUTO
-    """Without splits, in a folder or CSV file: images that belong together are never on both sides. auto: near copies,
-    and bursts of one camera within a minute; folder: also those of one folder; a regular expression on the path: also
-    those with the same first group in it, such as a patient; none: each image alone."""
+    """Without splits, in a folder, CSV or tar files: images that belong together are never on both sides. auto: near
+    copies, and bursts of one camera within a minute; folder: also those of one folder; a regular expression on the
+    path: also those with the same first group in it, such as a patient; none: each image alone."""
 
     @property
     def kind(self) -> str:
@@ -84,14 +85,14 @@ class DataOptions:
     def settings(self) -> dict[str, Any]:
         """Return the fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
-        if self.kind not in ("folder", "csv") or self.group == ALONE:
+        if self.kind not in DRAWN or self.group == ALONE:
             del fields["group"]
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER_OF_DATA}
 
     @classmethod
     def of_settings(cls, fields: dict[str, Any]) -> "DataOptions":
         """Return the options that `settings` stored; runs before there were groups drew each image alone."""
-        is_drawn = str(fields["data"]).startswith(("folder:", "csv:"))
+        is_drawn = str(fields["data"]).partition(":")[0] in DRAWN
         return cls(**{**({"group": ALONE} if is_drawn else {}), **fields})
 
 
@@ -113,14 +114,21 @@ class AnnotatedData:
 
     data: str
     """A kind and a path, such as coco:FILE.json."""
+    images: str | None = None
+    """Folder of the images, for data whose file names them; default that of the file."""
     allow_outside: bool = False
     """Read images that the annotations name outside of the folder of --data or --images, also by links. Give it only
     for annotations that you trust."""
+    group: str = AUTO
+    """Without an evaluation split: images that belong together are never on both sides. auto: near copies, and bursts
+    of one camera within a minute; folder: also those of one folder; a regular expression on the path: also those with
+    the same first group in it, such as a patient; none: each image alone."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields as config.json stores them, which has `allow_outside` only where it is set."""
+        """Return the fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if value or name != "allow_outside"}
+        newer = {"allow_outside": False, "group": ALONE}
+        return {name: value for name, value in fields.items() if name not in newer or value != newer[name]}
 
     @property
     def kind(self) -> str:
@@ -131,6 +139,11 @@ class AnnotatedData:
     def path(self) -> pathlib.Path:
         """The part after the colon."""
         return pathlib.Path(self.data.partition(":")[2])
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The folder of the images."""
+        return pathlib.Path(self.images or (self.path if self.path.is_dir() else self.path.parent))
 
 
 @dataclasses.dataclass(frozen=True)

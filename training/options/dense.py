@@ -52,8 +52,6 @@ class SceneOptions(AnnotatedData):
     SegmentationClass; or tfds:NAME[:CONFIG], a data set of TensorFlow Datasets with an image and a mask."""
     eval_data: str | None = None
     """File to evaluate on, for coco: and panoptic:, such as coco:val.json; default every tenth image by name."""
-    images: str | None = None
-    """Folder of the images, for coco: and panoptic:; default that of the file."""
     eval_images: str | None = None
     """Folder of the images of --eval-data; default that of the file."""
     background: Literal["class", "ignore"] = "class"
@@ -76,6 +74,7 @@ class SceneOptions(AnnotatedData):
                 (("images", "eval_data", "allow_outside", "background"), of_file, "--data coco:FILE or panoptic:FILE"),
                 (("eval_images",), self.eval_data is not None, "--eval-data"),
                 (("data_dir", "train_split", "eval_split"), of_tfds, "--data tfds:NAME"),
+                (("group",), not of_tfds and self.eval_data is None, "data whose evaluation images are drawn"),
             ],
         )
         if self.eval_data is not None:
@@ -94,6 +93,7 @@ class SceneOptions(AnnotatedData):
 
     def settings(self) -> dict[str, Any]:
         left_out = {"data_dir"} | ({"background"} if self.background == "class" else set())  # as in earlier runs
+        left_out |= {"group"} if self.kind == "tfds" or self.eval_data is not None else set()
         return {name: value for name, value in super().settings().items() if name not in left_out}
 
 
@@ -216,8 +216,6 @@ class BoxesOptions(AnnotatedData):
     data: str
     """coco:FILE.json, yolo:data.yaml, voc:FOLDER of Annotations and JPEGImages, or csv:FILE with the columns path, x,
     y, w, h (left, top, width, height in pixels) and label; a row of a path alone is an image without objects."""
-    images: str | None = None
-    """Folder of the images that coco: and csv: name; default that of the file."""
     bad_boxes: BadBoxes = "refuse"
     """For boxes outside of their image, without area, with swapped corners or of an unknown class. refuse: name them
     and stop; clip: cut, sort or leave them out, and count them."""

@@ -53,11 +53,13 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
     cli.require_tensorflow()
 
     from training.data.annotations.open_scenes import open_scenes
+    from training.data.known_images import check_group
     from training.segmentation import evaluation
     from training.segmentation.segmenter import open_segmenter
 
     segmenter = open_segmenter(run, options.task)
     data = open_scenes(options.source, segmenter.kind)
+    check_group(run, options.source, data.held_out)
     check_classes(segmenter.labels, data.labels)
     evaluation.write_report(evaluation.evaluate(segmenter, data.evaluation), output)
     _print_next(options.run, data.evaluation.name(0))

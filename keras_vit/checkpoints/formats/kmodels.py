@@ -23,9 +23,9 @@ from keras_vit.checkpoints.formats.file_config import (
     value_range_of,
 )
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.files.hdf5 import open_hdf5
+from keras_vit.files.hdf5 import open_hdf5, weights_file
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.files.safetensors import read_json
+from keras_vit.files.safetensors import json_files
 from keras_vit.models.config import Gelu
 
 CONFIG, PREPROCESSOR = "zm_config.json", "zm_preprocessor.json"
@@ -37,23 +37,19 @@ _GELU: dict[str, Gelu] = {"gelu": "erf", "silu": "silu", "swish": "silu"}
 _MODEL_TYPES = ("vit", "deit", "dino_vit", "dino", "dinov2", "dinov3_vit", "siglip", "siglip2", "flexivit")
 
 
-def is_model(path: pathlib.Path) -> bool:
-    """Whether an HDF5 file has the blocks of a Vision Transformer of kmodels."""
-    return any(key in open_hdf5(path, named=True) for key in _FIRST)
-
-
-def open_model(path: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of a file, without the numbers beside them. Raises UserError for damaged files."""
+def open_model(path: pathlib.Path) -> dict[str, LazyArray] | None:
+    """The arrays of an HDF5 file, without the numbers beside them; None without the blocks of kmodels."""
     arrays = open_hdf5(path, named=True)
+    if not any(key in arrays for key in _FIRST):
+        return None
     # Keras numbers a layer without a name of its own by how many there were before.
     renamed = {re.sub(r"^(sig_lip_logit_scale_bias)_\d+", r"\1", key): array for key, array in arrays.items()}
     return {key: dataclasses.replace(array, key=key) for key, array in renamed.items() if array.is_float}
 
 
-def read_configs(path: pathlib.Path) -> dict[str, dict]:
-    """The configs beside a file, and in zm_config.json under "grid" the grid of its positions."""
-    files = {name: read_json(path.parent / name) for name in (CONFIG, PREPROCESSOR) if (path.parent / name).is_file()}
-    arrays = open_hdf5(path, named=True)
+def _configs(path: pathlib.Path) -> dict[str, dict]:
+    """The configs of a file or folder, and in zm_config.json under "grid" the grid of its positions."""
+    files, arrays = json_files(path, (CONFIG, PREPROCESSOR)), open_hdf5(weights_file(path), named=True)
     sides = [
         arrays.get(f"{layer}/grid_{axis}")
         for layer in ("pos_embed", f"{_VISION}embeddings_position_ids")
@@ -230,4 +226,4 @@ def _sides(fields: dict, name: str) -> tuple[int, int] | None:
     return None if size is None else pair({name: [size.get("height"), size.get("width")]}, name)
 
 
-KMODELS = Format("kmodels", _identify, config_files=(CONFIG, PREPROCESSOR), read_config=_read_config)
+KMODELS = Format("kmodels", _identify, (CONFIG, PREPROCESSOR), _configs, _read_config)

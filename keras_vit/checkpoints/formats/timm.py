@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats import timm_config
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, WrittenModel, unsupported
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, unsupported
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ResNetConfig
 
 # Arrays by which timm's other models are known, and their names; the first that has all of them.
@@ -97,7 +98,7 @@ def _ambiguous(arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
     return ("block",) if "fc_norm.weight" in arrays else ("gelu", "num_heads")
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     config = model.config
     if isinstance(config, ResNetConfig):
         return {} if config.preactivation else None
@@ -148,7 +149,7 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     }
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     config = model.config
     if isinstance(config, ResNetConfig):
         return _BIT

@@ -23,7 +23,7 @@ from keras_vit.checkpoints.formats.file_config import (
     sizes_in,
     value_range_of,
 )
-from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.timm_models import (
     ACTIVATIONS,
     EVA_MODELS,
@@ -37,6 +37,7 @@ from keras_vit.checkpoints.formats.timm_models import (
 )
 from keras_vit.errors import UserError
 from keras_vit.images.resizing import Resize
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Classifier, Gelu, ViTConfig
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ _DISTILLED = "deit_base_distilled_patch16_224", 1e-6
 _PLAIN = "vit_base_patch16_224", 1e-6
 
 
-def write_config(model: WrittenModel) -> dict[str, dict]:
+def write_config(model: Blueprint) -> dict[str, dict]:
     """The config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
     config, preprocessing = model.config, model.preprocessing
     if not isinstance(config, ViTConfig) or config.stem is not None:

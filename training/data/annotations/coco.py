@@ -56,6 +56,8 @@ class CocoImage(NamedTuple):
     id: int
     stated_size: tuple
     """Height and width as the file says, unchecked."""
+    group: str = ""
+    """The name of its group in the data; "" without one."""
 
     def segments(self, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
         """Return the objects in the order of the file; on the map a smaller one lies on a larger one.
@@ -85,6 +87,7 @@ class PanopticImage(NamedTuple):
     stuff: Set[int]
     """Ids of the categories that are no objects."""
     stated_size: tuple = (None, None)
+    group: str = ""
 
     def segments(self, numbers: Mapping[int, int], size: tuple[int, int] | None = None) -> Segments:
         """Return the segments, those without pixels among them; pixels of the id 0 belong to none.
@@ -122,7 +125,8 @@ def read_coco(
         objects[each["image_id"]].append(each)
     rows = zip(files.items(), document["images"], strict=True)
     return names, [
-        CocoImage(path, objects[number], number, (row.get("height"), row.get("width"))) for (number, path), row in rows
+        CocoImage(path, objects[number], number, (row.get("height"), row.get("width")), _group(row))
+        for (number, path), row in rows
     ]
 
 
@@ -130,14 +134,14 @@ def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: boo
     """Read an instances.json: `images`, `annotations` with a bbox, `categories`."""
     names, coco_images = read_coco(file, folder, allow_outside, bbox=(NUMBER,) * 4)
     images = []
-    for path, objects, number, stated_size in coco_images:
+    for path, objects, number, stated_size, group in coco_images:
         boxes = []
         for each in objects:
             x, y, w, h = map(float, each["bbox"])
             area = None if each.get("area") is None else float(each["area"])
             label = names.get(each["category_id"], f"category {each['category_id']}")
             boxes.append(Box(label, (x, y, w, h), area, bool(each.get("iscrowd"))))
-        images.append(BoxedImage(path, upright_size(path, stated_size), boxes, number))
+        images.append(BoxedImage(path, upright_size(path, stated_size), boxes, number, group))
     return BoxedImages(tuple(names[number] for number in sorted(names)), {"train": images})
 
 
@@ -147,12 +151,14 @@ def read_panoptic(
     """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the images."""
     names, files, document = _open(file, folder, _PANOPTIC, allow_outside)
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
+    groups = {row["id"]: _group(row) for row in document["images"]}
     images, root = [], file.with_suffix("")
     for each in document["annotations"]:
         infos, png = each["segments_info"], listed_file(root, each["file_name"])
         if len({info["id"] for info in infos}) < len(infos):
             raise UserError(f"{file} should give each segment of {each['file_name']:.80} an id of its own; correct it.")
-        images.append(PanopticImage(files[each["image_id"]], infos, png, stuff))
+        number = each["image_id"]
+        images.append(PanopticImage(files[number], infos, png, stuff, group=groups[number]))
     check_inside([image.png for image in images], file, root, allow_outside)
     return names, images
 
@@ -191,6 +197,12 @@ def _open(
     check_listed(files.values(), file, folder, allow_outside)
     check_ids((each["image_id"] for each in document["annotations"]), files, "image", file)
     return names, files, document
+
+
+def _group(row: dict[str, Any]) -> str:
+    """Return the name of the group of an image; "" without one. COCO knows no such field, so others may use it."""
+    group = row.get("group")
+    return str(group) if isinstance(group, str | int) else ""
 
 
 def check_ids(used: Iterable[int], listed: Mapping[int, object], what: str, file: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
@@ -13,9 +14,8 @@ from keras_vit.errors import explained
 from keras_vit.files.labels import LABELS, composed, read_labels
 from keras_vit.images.decode import open_image
 from keras_vit.images.formats import format_problem, orientation
-
-# Without a split of their own, every tenth image by name is evaluated.
-_HOLD_OUT = 10
+from training.data.groups import groups_of, held_out, looks_of
+from training.options.common import ALONE, AUTO, AnnotatedData
 
 
 class Box(NamedTuple):
@@ -50,6 +50,8 @@ class BoxedImage:
     """All that the file annotates, in its order: the truth of an evaluation."""
     id: int = 0
     """The id in a COCO file, whose order decides between equal scores."""
+    group: str = ""
+    """The name of its group in the data; "" without one."""
 
     @functools.cached_property
     def targets(self) -> tuple[np.ndarray, np.ndarray]:
@@ -75,22 +77,37 @@ class _Listed(Protocol):
     def file(self) -> pathlib.Path:
         """Where the image is."""
 
+    @property
+    def group(self) -> str:
+        """The name of its group in the data; "" without one."""
+
 
 AnyListed = TypeVar("AnyListed", bound=_Listed)
 
 
-def train_and_val(splits: Mapping[str, Sequence[AnyListed]], path: object) -> tuple[list[AnyListed], list[AnyListed]]:
+def train_and_val(
+    splits: Mapping[str, Sequence[AnyListed]], options: AnnotatedData
+) -> tuple[list[AnyListed], list[AnyListed]]:
     """Return the images of "train" and "val", of data without "val" all but every tenth by name, and these.
+
+    Images that belong together, as `options.group` says, are on one side.
 
     Raises UserError if there is no image of one of them.
     """
     train, val = (list(splits.get(name, ())) for name in ("train", "val"))
     if "val" not in splits:
         images = sorted(train, key=lambda image: image.file)
-        train, val = [each for number, each in enumerate(images) if number % _HOLD_OUT], images[::_HOLD_OUT]
+        looks = looks_of(lambda row: images[row].file.read_bytes(), len(images)) if options.group != ALONE else ()
+        names = [image.group for image in images]
+        paths = [os.path.relpath(image.file, options.folder) for image in images]
+        groups = groups_of(paths, options.group, looks, names)
+        insist = options.group != AUTO or any(names)
+        are_kept = held_out(np.zeros(len(images), np.int64), [options.path.name], groups, insist=insist).tolist()
+        train, val = ([image for image, kept in zip(images, are_kept, strict=True) if kept == side] for side in (0, 1))
     if not train or not val:
         raise UserError(
-            f"{path} holds {len(train) + len(val)} images, and needs some to train on and others to evaluate on."
+            f"{options.path} holds {len(train) + len(val)} images, and needs some to train on and others to evaluate "
+            "on."
         )
     return train, val
 

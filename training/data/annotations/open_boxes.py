@@ -72,19 +72,25 @@ class BoxData:
 
 
 def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> BoxedImages:
-    """Read a row for each box: path, x, y, w, h, label; one with a path alone for an image without objects."""
+    """Read a row for each box: path, x, y, w, h, label; one with a path alone for an image without objects.
+
+    A further column group may name the group of the image.
+    """
     boxes: dict[pathlib.Path, list[Box]] = {}
-    for path, sides, label in _csv_rows(file):
-        of_image = boxes.setdefault(listed_file(folder, path), [])
+    group_of: dict[pathlib.Path, str] = {}
+    for path, sides, label, group in _csv_rows(file):
+        of_image = boxes.setdefault(image := listed_file(folder, path), [])
+        group_of[image] = group_of.get(image) or group
         if label:
             x, y, w, h = map(float, sides)
             of_image.append(Box(composed(label), (x, y, w, h)))
     check_listed(boxes, file, folder, allow_outside)
-    return boxed_images([BoxedImage(image, upright_size(image), own) for image, own in boxes.items()], folder)
+    images = [BoxedImage(image, upright_size(image), own, group=group_of[image]) for image, own in boxes.items()]
+    return boxed_images(images, folder)
 
 
-def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, list[str], str]]:
-    """Yield path, sides and label of the rows that are not empty; sides and label are empty without a box."""
+def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, list[str], str, str]]:
+    """Yield path, sides, label and group of the rows that are not empty; sides and label are empty without a box."""
     reader = csv.DictReader(io.StringIO(read_text(file, LARGEST), newline=""))
     with reading(file, "CSV", csv.Error):
         names = [name.strip().lower() for name in reader.fieldnames or ()]
@@ -106,7 +112,7 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, list[str], str]]:
                 f"Line {number} of {file} should have {len(names)} values: the path of an image and, for a box, finite "
                 "numbers as x, y, w and h, and a class; correct it."
             )
-        yield path, sides, label
+        yield path, sides, label, (row.get("group") or "").strip()
 
 
 def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -> BoxedImages:
@@ -218,8 +224,8 @@ _READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxe
 
 def open_boxes(options: BoxesOptions) -> BoxData:
     """Read what `--data` names. Raises UserError for files that cannot be read, and for bad boxes unless clipped."""
-    path, folder = options.path, pathlib.Path(options.images or options.path.parent)
-    labels, splits = _READERS[options.kind](path, folder, options.allow_outside)
+    path = options.path
+    labels, splits = _READERS[options.kind](path, options.folder, options.allow_outside)
     splits = {name: sorted(images, key=lambda image: image.file) for name, images in splits.items()}
     if options.kind in ("yolo", "csv"):
         splits = _without_repeats(splits)
@@ -232,7 +238,7 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     wrong: dict[str, list[str]] = collections.defaultdict(list)
     checked = {name: [_checked(image, numbers, wrong, units) for image in images] for name, images in splits.items()}
     _report(wrong, options.bad_boxes, len(boxes))
-    train, evaluation = train_and_val(checked, path)
+    train, evaluation = train_and_val(checked, options)
     if both := {image.file for image in train} & {image.file for image in evaluation}:
         print(f"{len(both)} of the evaluation images are also trained on, which flatters the detector.")
     return BoxData(labels, train, evaluation, "val" in checked, options.kind)

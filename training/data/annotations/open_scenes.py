@@ -58,6 +58,8 @@ class Scene:
     """From the height and width of the upright image, which the mask must have."""
     stated_size: tuple = (None, None)
     """Height and width as the file says, unchecked."""
+    group: str = ""
+    """The name of its group in the data; "" without one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
         return DataSet(labels, *splits, batches=SceneBatches(most))
     read = {"folder": _folder, "voc": _voc, "coco": _of_file, "panoptic": _of_file}[options.kind]
     scenes = read(options, task)
-    train, evaluation = train_and_val(scenes.splits, options.path)
+    train, evaluation = train_and_val(scenes.splits, options)
     facts = [_facts_of(images, task) for images in (train, evaluation)]
     if (value := _value_of_one(scenes, facts, options)) is not None:
         print(f"The masks of {options.path} have the values 0 and {IGNORED if value < 0 else value}, read as 0 and 1.")
@@ -287,8 +289,7 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def _of_file(options: SceneOptions, task: SegmentationTask) -> Scenes:
     """Read --data, and --eval-data if it is given, in COCO's formats."""
-    folder = pathlib.Path(options.images or options.path.parent)
-    labels, scenes = _read_file(options.path, folder, options, task)
+    labels, scenes = _read_file(options.path, options.folder, options, task)
     if options.eval_data is None:
         return Scenes(labels, {"train": scenes})
     file = pathlib.Path(options.eval_data.partition(":")[2])
@@ -315,7 +316,9 @@ def _read_file(
     def segments(image: CocoImage | PanopticImage, size: tuple[int, int]) -> Segments:
         return classes.filled(image.segments(classes.numbers, size))
 
-    return classes.labels, [Scene(each.file, functools.partial(segments, each), each.stated_size) for each in images]
+    return classes.labels, [
+        Scene(each.file, functools.partial(segments, each), each.stated_size, each.group) for each in images
+    ]
 
 
 class _Classes:
