@@ -214,7 +214,7 @@ def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataS
 def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, compute_no_more, capsys):
     rows = linear_models.fewshot(*_opened(FewshotOptions, run.path, tmp_path, shots=(1, 5)))
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
-    assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
+    assert f"| {rows[1]['mean']:.1%} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
     compute_no_more()
     nearest = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1, 2000)))

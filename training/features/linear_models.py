@@ -179,8 +179,8 @@ def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
     )
     table = [
         {"shots": str(row["shots"])}
-        | {f"seed {seed}": f"{value:.4f}" for seed, value in enumerate(row["accuracies"])}
-        | {"mean": f"{row['mean']:.4f}", "std": f"{row['std']:.4f}", "L2": f"{row['l2']:g}"}
+        | {f"seed {seed}": f"{value:.1%}" for seed, value in enumerate(row["accuracies"])}
+        | {"mean": f"{row['mean']:.1%}", "std": f"{row['std']:.2%}", "L2": f"{row['l2']:g}"}
         for row in rows
     ]
     if options.workdir is not None:
@@ -378,7 +378,7 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     if options.attentive is not None:
         results["attentive"] = attentive_accuracy(measured_model(run, options), source, options)
     row = {
-        "accuracy": f"{results['accuracy']:.4f}",
+        "accuracy": f"{results['accuracy']:.1%}",
         "C": f"{results['c']:g}",
         "iterations": str(results["iterations"]),
         "converged": str(results["converged"]).lower(),
