@@ -17,7 +17,7 @@ from export.options import LARGEST_DISAGREEMENT, Embeddings, SourceOptions
 from export.parity import Outputs, Reference
 from export.source import ExportedModel, open_model, open_with_classes, open_without_classes
 from export.texts import preprocessing_section
-from keras_vit import Preprocessing, UserError, intermediates, preprocessing_of
+from keras_vit import Preprocessing, UserError, intermediates, preprocessing_of, task_of
 from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
@@ -26,7 +26,6 @@ from keras_vit.models.build import classifier_head
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
 from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.segmentation import segment_outputs
-from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
 
 # What was measured on a file, by name.

@@ -100,11 +100,11 @@ def _tiny_images() -> np.ndarray:
 
 @pytest.fixture(name="demo_place", scope="session")
 def _demo_place(tmp_path_factory) -> pathlib.Path:
-    """A directory in which the demo has run, with a tenth of its epochs."""
+    """A directory in which the demo has run, with a twentieth of its epochs."""
     directory = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:  # in this process, which has imported everything
         patch.chdir(directory)
-        patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], epochs=8))
+        patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], epochs=4))
         demo.main([])
     return directory
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-FEW = {"images": 60, "tokenizers": 15, "keras": 10, "features": 60}
+FEW = {"images": 60, "tokenizers": 15, "keras": 5, "features": 60}
 MANY = {"images": 20_000, "tokenizers": 400, "keras": 20_000, "features": 20_000}
 CASES = [(reader, few, ()) for reader, few in FEW.items()]
 CASES += [(reader, many, pytest.mark.slow) for reader, many in MANY.items()]

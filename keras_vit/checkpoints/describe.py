@@ -8,27 +8,16 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from keras_vit.checkpoints.checkpoint import (
-    IN_FOLDER,
-    Checkpoint,
-    LoadOptions,
-    config_beside,
-    folder_of,
-    open_checkpoint,
-)
+from keras_vit.checkpoints.checkpoint import IN_FOLDER, Checkpoint, LoadOptions, config_beside, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
-from keras_vit.checkpoints.infer_config import (
-    UnknownNumHeads,
-    ambiguous_settings,
-    file_config_grid,
-    infer_config,
-    known_image_size,
-    known_num_heads,
-)
-from keras_vit.checkpoints.layouts import HEADS, num_classes_of
+from keras_vit.checkpoints.infer_config import UnknownNumHeads, ambiguous_settings, infer_config, known_num_heads
+from keras_vit.checkpoints.layouts import num_classes_of
+from keras_vit.checkpoints.positions import known_image_size
 from keras_vit.errors import UserError
 from keras_vit.files.keras_model import is_keras_model, load_model
 from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.safetensors import folder_of
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.models.named_models import MODELS
 
@@ -143,10 +132,9 @@ def describe(
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _of_keras_model(file)
-    checkpoint = open_checkpoint(file, stored_grid)
+    checkpoint = open_checkpoint(file, options.stored_grid)
     weights = checkpoint.weights
     config, heads = _config(checkpoint, options)
-    grid = stored_grid or file_config_grid(checkpoint, config)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     is_complete = heads != "unknown"
     sources = {weight.source.key: weight.source for weight in weights.values()}
@@ -156,7 +144,7 @@ def describe(
         config=config if is_complete else None,
         fields=fields if heads == "known" else fields | {"num_heads": None},
         ambiguous=tuple(name for name in ambiguous_settings(checkpoint) if getattr(options, name, None) is None),
-        image_size=known_image_size(checkpoint, config, grid),
+        image_size=known_image_size(checkpoint, config),
         num_classes=num_classes_of(weights),
         num_parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         shapes={key: array.shape for key, array in sorted(sources.items())},
@@ -170,21 +158,20 @@ def describe(
 
 
 def _of_keras_model(path: pathlib.Path) -> Description:
-    import keras  # lazy, as the two below: importing Keras takes seconds
+    import keras  # lazy, as the one below: importing Keras takes seconds
 
     from keras_vit.checkpoints.load import weights_by_key
-    from keras_vit.models.build import config_of, preprocessing_of
 
     model = load_model(path)
-    config, weights = config_of(model), weights_by_key(model)
-    heads = [tuple(variable.shape) for key, variable in weights.items() if key.startswith(HEADS)]
+    blueprint, weights = Blueprint.of(model), weights_by_key(model)
+    config = blueprint.config
     return Description(
         layout="keras",
         name=official_name(config),
         config=config,
         fields={field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
-        image_size=preprocessing_of(model).image_size,
-        num_classes=heads[0][-1] if heads else 0,
+        image_size=blueprint.preprocessing.image_size,
+        num_classes=blueprint.num_classes,
         num_parameters=model.count_params(),
         shapes={key: tuple(variable.shape) for key, variable in sorted(weights.items())},
         types=tuple(sorted({keras.backend.standardize_dtype(variable.dtype) for variable in weights.values()})),
@@ -215,7 +202,8 @@ def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
         return True
     if (config.layer_scale is None) != (model.layer_scale is None):
         return False
-    if (config.is_rotary, config.mlp_norm) != (model.is_rotary, model.mlp_norm):
+    own, others = ((each.is_rotary, each.mlp_norm, each.attention_norm) for each in (config, model))
+    if own != others:
         return False
     if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
         return _same_architecture(config.stem, model.stem)

@@ -314,11 +314,13 @@ def parse_hub_name(name: str) -> HubName | None:
     Raises UserError for a name that begins with hf: and names no repository.
     """
     match = _HUB_NAME.fullmatch(name) or _HUB_ADDRESS.fullmatch(name)
-    if match is None and name.startswith("hf:"):
-        raise UserError(
-            f"A name on the Hugging Face hub must be hf:owner/name or hf:owner/name@revision, but is {name[:200]!r}."
-        )
+    _check_form(match, name, "hf:", "owner/name or hf:owner/name@revision")
     return HubName(match["repository"], match["revision"]) if match else None
+
+
+def _check_form(match: re.Match | None, name: str, prefix: str, form: str) -> None:
+    if match is None and name.startswith(prefix):
+        raise UserError(f"A name that begins with {prefix} must be {prefix}{form}, but is {name[:200]!r}.")
 
 
 def _download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
@@ -335,11 +337,8 @@ def _download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
 def parse_kaggle_name(name: str) -> str | None:
     """The handle of a model on Kaggle that a checkpoint name means; None if it is another. Raises UserError."""
     match = _KAGGLE_NAME.fullmatch(name)
-    if match is None and name.startswith("kaggle:"):
-        raise UserError(
-            "A name on Kaggle must be kaggle:owner/model/framework/variation, such as "
-            f"kaggle:keras/vit/keras/vit_base_patch16_224_imagenet, but is {name[:200]!r}."
-        )
+    form = "owner/model/framework/variation, such as kaggle:keras/vit/keras/vit_base_patch16_224_imagenet"
+    _check_form(match, name, "kaggle:", form)
     return match["handle"] if match else None
 
 

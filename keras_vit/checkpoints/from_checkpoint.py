@@ -7,73 +7,42 @@ import dataclasses
 import io
 import os
 import pathlib
-import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import (
-    RATES,
-    Checkpoint,
-    LoadOptions,
-    not_square_error,
-    open_checkpoint,
-    refuse_unexpected_keys,
-)
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.infer_config import (
-    FIRST_CONVOLUTIONS,
-    file_config_grid,
-    infer_config,
-    infer_task,
-    known_image_size,
-    known_num_heads,
-    original_preprocessing,
-    refuse_ambiguous_settings,
-)
+from keras_vit.checkpoints.infer_config import first_kernel, infer_blueprint
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
+from keras_vit.checkpoints.positions import stored_grid_of
 from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.build import (
-    build,
-    classifier_activation_of,
-    config_of,
-    model_spec,
-    numbers_of_classes,
-    preprocessing_of,
-    saved_classes,
-    set_classes,
-)
+from keras_vit.models.blueprint import Blueprint
+from keras_vit.models.build import numbers_of_classes, saved_classes, set_classes
 from keras_vit.models.config import (
     Classes,
     Classifier,
-    ConvStem,
     DetectionConfig,
     Gelu,
-    ModelConfig,
     PositionEmbeddingKind,
-    ResNetConfig,
     SegmentationConfig,
     ShiftedPatches,
-    TaskConfig,
     ViTConfig,
+    with_rates,
 )
 from keras_vit.models.layers import ModelSpec, no_init_weights
-from keras_vit.models.tasks import build_task, task_of
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
 
 # What to do where a model with a changed graph should be rebuilt.
 _CHANGE_FIRST = "adapt the model first, and change its layers then"
 _HEAD_LAYERS = tuple(head.replace("/", ".") for head in HEADS)
-_DEFAULT_SIZE = 224, 224  # pixels, for models without position embeddings
 
 
 def from_checkpoint(
@@ -162,61 +131,15 @@ def from_checkpoint(
         dtype=dtype,
         name=name,
     )
-    return build_source(path, options)
-
-
-# Changes the config and the weights of a classifier before it is built.
-Edit = Callable[[ModelConfig, Mapping[str, Weight]], tuple[ModelConfig, Mapping[str, Weight]]]
-
-
-def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
-    """`from_checkpoint` with its options in one object; for `edit` see `build_checkpoint`."""
     file = find_checkpoint(path)
     if is_keras_model(file):
-        return _from_keras_model(load_named_model(file), options)
-    return build_checkpoint(open_checkpoint(file, options.stored_grid), os.fsdecode(path), options, edit)
+        return from_keras_model(load_named_model(file), options)
+    return build_checkpoint(open_checkpoint(file, options.stored_grid), os.fsdecode(path), options)
 
 
-def build_checkpoint(checkpoint: Checkpoint, name: str, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
-    """Build the model of an opened checkpoint.
-
-    Args:
-        checkpoint: of a published layout.
-        name: by which it was opened, for messages and the name of the model.
-        options: what the files do not say, and what is changed.
-        edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
-            another task.
-    """
-    refuse_unexpected_keys(checkpoint)
-    refuse_ambiguous_settings(checkpoint, options)
-    config = infer_config(checkpoint, options)
-    options.refuse(_inapplicable(checkpoint, config, options))
-    if isinstance(config, ViTConfig):
-        config = dataclasses.replace(config, **options.rates)
-        if options.size is not None and options.size != checkpoint.file_config.image_size:
-            options.with_patch(config).check_image_size(options.size)
-    task = infer_task(checkpoint)
-    grid = options.stored_grid or file_config_grid(checkpoint, config)
-    size = options.size or known_image_size(checkpoint, config, grid)
-    if size is None:
-        if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
-            raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
-        size = _DEFAULT_SIZE
-    num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
-    _warn_of_images(checkpoint, name, None if options.size else size, num_channels)
-    preprocessing = original_preprocessing(checkpoint, size, num_channels)
-    if assumed := _assumed(checkpoint, config, options, preprocessing):
-        print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
-    if edit is not None and task is None:
-        config, weights = edit(config, checkpoint.weights)
-        checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    if options.num_classes is None and options.classifier_activation is None:
-        options = dataclasses.replace(options, classifier_activation=checkpoint.file_config.classifier_activation)
-    # The name of the folder or file, in letters that layers may have.
-    last = re.sub(r"\.(npz|safetensors|h5)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
-    own_name = re.sub(r"[^A-Za-z0-9_.-]", "_", last).strip("._-") or None
-    options = dataclasses.replace(options, name=options.name or own_name)
-    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
+def build_checkpoint(checkpoint: Checkpoint, name: str, options: LoadOptions) -> keras.Model:
+    """Build the model of an opened checkpoint; for the arguments see `infer_blueprint`."""
+    return Original(infer_blueprint(checkpoint, name, options), checkpoint).build(options)
 
 
 def load_named_model(path: pathlib.Path) -> keras.Model:
@@ -230,78 +153,31 @@ def load_named_model(path: pathlib.Path) -> keras.Model:
     return model
 
 
-def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | None, num_channels: int) -> None:
-    """Warn where the original makes other images. size: that of the file, unless the caller gave one."""
-    images = checkpoint.file_config.images
-    if images is None:
-        return
-    if None not in (images.size, size) and images.size != size:
-        made, taken = ("x".join(map(str, each or ())) for each in (images.size, size))
-        warnings.warn(
-            f"The original of {path} gives its model images of {made} pixels, although the position embeddings are for "
-            f"{taken} pixels, which the model here takes; pass image_size={max(images.size or ())} for its "
-            "predictions.",
-            stacklevel=5,
-        )
-    if images.num_channels not in (None, num_channels):
-        warnings.warn(
-            f"{path} says how {images.num_channels} channels are normalized, but its images have {num_channels}; here "
-            "they are scaled to [-1, 1].",
-            stacklevel=5,
-        )
-
-
-def _assumed(
-    checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: Preprocessing
-) -> list[str]:
-    """Return the settings that the files do not contain, although models of this format differ in them."""
-    if checkpoint.format is None or not checkpoint.format.config_files:
-        return []
-    file_config, assumed = checkpoint.file_config, list[str]()
-    if not checkpoint.is_preprocessing_known:
-        assumed.append(preprocessing.summary())
-    if file_config.gelu is None and isinstance(config, ViTConfig):
-        assumed += [f"{config.num_heads} heads"] if known_num_heads(checkpoint, options) is None else []
-        assumed += [f"GELU {config.gelu}"] if options.gelu is None else []
-    return assumed
-
-
 _IN_KERAS_MODEL = (
     *("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding"),
     *("stored_grid", "num_groups", "conv_stem_strides"),
 )
 
 
-def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
+def from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
+    """The model of a .keras file with the changes of the options; itself, where none is asked for."""
     options.refuse(dict.fromkeys(_IN_KERAS_MODEL, "a .keras file contains it"))
-    config = config_of(model)
+    blueprint = Blueprint.of(model)
+    config = with_rates(blueprint.config, options.rates)
     if options == LoadOptions():
-        is_as_asked = not any(getattr(config, rate, 0.0) for rate in options.rates)
-        policy = model_spec(model).dtype_policy.name
-        if (is_as_asked and policy == keras.config.dtype_policy().name) or changed_layer(model):
+        is_as_asked = config == blueprint.config and blueprint.dtype == keras.config.dtype_policy().name
+        if is_as_asked or changed_layer(model):
             return model
     else:
         check_unchanged(model, _CHANGE_FIRST)
-    if isinstance(config, ViTConfig):
-        config = dataclasses.replace(config, **options.rates)
-    activation = options.classifier_activation or classifier_activation_of(model)
-    return _adapted(model, config, dataclasses.replace(options, classifier_activation=activation))
-
-
-def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> dict[str, str]:
-    is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
-    stem = config.stem if isinstance(config, ViTConfig) else config
-    of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding")
-    inapplicable: dict[str, str] = {} if is_vit else dict.fromkeys(of_vit, "the file is of a ResNet")
-    if has_table and options.position_embedding != "learned":
-        inapplicable["position_embedding"] = "the file has a table of them"
-    if not has_table:
-        inapplicable["stored_grid"] = "the file has no table of position embeddings"
-    if not isinstance(stem, ResNetConfig):
-        inapplicable["num_groups"] = "the file has no GroupNorm"
-    if not isinstance(stem, ConvStem):
-        inapplicable["conv_stem_strides"] = "the file has no early convolutions"
-    return inapplicable
+    blueprint = dataclasses.replace(
+        blueprint,
+        config=config,
+        classifier_activation=options.classifier_activation or blueprint.classifier_activation,
+        dtype=options.dtype,
+        name=options.name,
+    )
+    return Original.of(model, blueprint).build(options)
 
 
 def adapt(
@@ -330,7 +206,6 @@ def adapt(
     Raises UserError for a model with other layers than its config says, which no new model would have.
     """
     check_unchanged(model, _CHANGE_FIRST)
-    dtype = model.get_layer("spec").dtype_policy.name
     options = LoadOptions(
         image_size=image_size,
         num_classes=num_classes,
@@ -340,29 +215,16 @@ def adapt(
         channel_rule=channel_rule,
         resampler=resampler,
         keep_pre_logits=keep_pre_logits,
-        classifier_activation=classifier_activation_of(model),
-        dtype=None if dtype == "float32" else dtype,
-        name=model.name,
     )
-    adapted = _adapted(model, config_of(model), options)
+    blueprint = Blueprint.of(model)
+    if blueprint.dtype == "float32":  # then the global policy decides
+        blueprint = dataclasses.replace(blueprint, dtype=None)
+    adapted = Original.of(model, blueprint).build(options)
     frozen = {layer.name for layer in model.layers if not layer.trainable}
     for layer in adapted.layers:
         if layer.name in frozen and not (num_classes is not None and f"{layer.name}.".startswith(_HEAD_LAYERS)):
             layer.trainable = False
     return adapted
-
-
-def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> keras.Model:
-    """Build a model with the changes and copy the weights; `config` may differ from the model's in its drop rates."""
-    preprocessing = preprocessing_of(model)
-    weights = {key: weight_of(key, value) for key, value in values_by_key(model).items()}
-    grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
-    if options.image_size is not None:
-        size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
-        if isinstance(config, ViTConfig) and preprocessing.image_size != size:
-            options.with_patch(config).check_image_size(preprocessing.image_size)
-    checkpoint = Checkpoint(None, Layout(()), weights, classes=saved_classes(model))
-    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task_of(model))
 
 
 def weight_of(key: str, value: Any) -> Weight:
@@ -373,78 +235,87 @@ def weight_of(key: str, value: Any) -> Weight:
     return Weight(array, array.shape, np.asarray)
 
 
-def _build_and_fill(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    preprocessing: Preprocessing,
-    stored_grid: tuple[int, int] | None,
-    options: LoadOptions,
-    task: TaskConfig | None = None,
-) -> keras.Model:
-    """Build the model of a checkpoint, from a file or a model, with the changes, and load the weights."""
-    options.refuse(_without_effect(config, task, options))
-    options, classes, rows = options.for_classes(checkpoint.classes)
-    weights, num_classes = _with_rows(checkpoint.weights, rows), options.num_classes
-    new_head = num_classes is not None
-    if not new_head:
-        num_classes = num_classes_of(weights)
-    drops_pre_logits = new_head and not options.keep_pre_logits
-    if isinstance(config, ViTConfig) and new_head and task is None:  # a new head is no projection
+@dataclasses.dataclass(frozen=True)
+class Original:
+    """The start of a new model: the blueprint of a file, or of another model, and its weights."""
+
+    blueprint: Blueprint
+    checkpoint: Checkpoint
+
+    @classmethod
+    def of(cls, model: keras.Model, blueprint: Blueprint) -> "Original":
+        """Return that of a model in memory; the blueprint may differ from it in what no weight depends on."""
+        weights = {key: weight_of(key, value) for key, value in values_by_key(model).items()}
+        grid, config = None, blueprint.config
+        if isinstance(config, ViTConfig) and POSITIONS in weights:
+            grid = config.grid(blueprint.preprocessing.image_size)
+        return cls(blueprint, Checkpoint(None, Layout(()), weights, stored_grid=grid))
+
+    def build(self, options: LoadOptions) -> keras.Model:
+        """Build a model with the changes of the options, and load the weights."""
+        options.refuse(_without_effect(self.blueprint, options))
+        options, classes, rows = options.for_classes(self.blueprint.classes)
+        weights = _with_rows(self.checkpoint.weights, rows)
+        blueprint = dataclasses.replace(self.blueprint, classes=classes, num_classes=num_classes_of(weights))
+        drop: tuple[str, ...] = ()
+        keep: tuple[str, ...] = ()
+        if options.num_classes is not None:
+            blueprint, keep = _with_new_head(blueprint, options), HEADS if blueprint.task is None else ("class_head/",)
+            drop = keep if options.keep_pre_logits else (*keep, "pre_logits/")
+        blueprint, weights = _with_images(blueprint, weights, options)
+        grid = stored_grid_of(self.checkpoint, self.blueprint.config)
+        checkpoint = dataclasses.replace(self.checkpoint, weights=weights, stored_grid=grid)
+        with no_init_weights():
+            model = blueprint.build()
+        matched, _ = match_weights(model, blueprint.config, checkpoint, options.resampler, drop=drop, keep=keep)
+        assign(model, matched)
+        return model
+
+
+def _with_new_head(blueprint: Blueprint, options: LoadOptions) -> Blueprint:
+    config, task, number = blueprint.config, blueprint.task, options.num_classes or 0
+    if isinstance(task, SegmentationConfig):
+        task = dataclasses.replace(task, num_classes=number)
+    elif task is None and isinstance(config, ViTConfig):  # a new head is no projection
         config = dataclasses.replace(config, head_bias=True)
-        if drops_pre_logits:
+        if not options.keep_pre_logits:
             config = dataclasses.replace(config, representation_size=None, representation="tanh", normalized=False)
-    config, weights, preprocessing = _with_input(config, weights, preprocessing, options)
-    with no_init_weights():
-        if task is not None and isinstance(config, ViTConfig):
-            if isinstance(task, SegmentationConfig) and num_classes:
-                task = dataclasses.replace(task, num_classes=num_classes)
-            model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
-            config = config_of(model)  # without what reads the tokens
-        else:
-            model = build(
-                config,
-                preprocessing=preprocessing,
-                num_classes=num_classes,
-                classifier_activation=options.classifier_activation,
-                dtype=options.dtype,
-                name=options.name,
-            )
-    keep = () if not new_head else HEADS if task is None else ("class_head/",)
-    drop = (*keep, "pre_logits/") if drops_pre_logits else keep
-    checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    matched, _ = match_weights(model, config, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep)
-    assign(model, matched)
-    if classes is not None and len(classes.labels) in numbers_of_classes(model):
-        set_classes(model, classes)
-    return model
+    return dataclasses.replace(blueprint, config=config, task=task, num_classes=number)
 
 
-def _with_input(
-    config: ModelConfig, weights: Mapping[str, Weight], preprocessing: Preprocessing, options: LoadOptions
-) -> tuple[ModelConfig, Mapping[str, Weight], Preprocessing]:
-    if options.patch_size is not None and isinstance(config, ViTConfig):
+def _with_images(
+    blueprint: Blueprint, weights: Mapping[str, Weight], options: LoadOptions
+) -> tuple[Blueprint, Mapping[str, Weight]]:
+    """Return both for images of the size, patches and channels that the options name."""
+    config, preprocessing = blueprint.config, blueprint.preprocessing
+    if options.size not in (None, preprocessing.image_size):
+        preprocessing = preprocessing.for_image_size(options.size)
+    if isinstance(config, ViTConfig):
         config = options.with_patch(config)
-        config.check_image_size(preprocessing.image_size)
+        if config != blueprint.config or preprocessing != blueprint.preprocessing:
+            config.check_image_size(preprocessing.image_size)
+    if options.patch_size is not None and isinstance(config, ViTConfig):
         kernel, patch = weights["embedding/kernel"], config.patch
         resized = kernel.mapped((*patch, *kernel.shape[2:]), lambda array: resize_patch_kernel(array, patch))
         weights = {**weights, "embedding/kernel": resized}
     if (channels := options.channels) is not None:
-        key, kernel = _first_kernel(weights)
+        key = first_kernel(weights)
+        kernel = weights[key]
         shape = (*kernel.shape[:2], channels, kernel.shape[3])
         adapted = kernel.mapped(shape, lambda array: adapt_channels(array, channels, options.channel_rule))
         weights, preprocessing = {**weights, key: adapted}, preprocessing.for_channels(channels)
-    return config, weights, preprocessing
+    return dataclasses.replace(blueprint, config=config, preprocessing=preprocessing), weights
 
 
-def _without_effect(config: ModelConfig, task: TaskConfig | None, options: LoadOptions) -> dict[str, str]:
+def _without_effect(blueprint: Blueprint, options: LoadOptions) -> dict[str, str]:
     """Options that do not apply to any model of this config and task, and why."""
-    reasons = {}
+    reasons, config, task = {}, blueprint.config, blueprint.task
     if task is not None:
         names = ["classifier", "classifier_activation", "classes", "keep_pre_logits"]
         names += ["num_classes"] if isinstance(task, DetectionConfig) or options.num_classes == 0 else []
         reasons = dict.fromkeys(names, f"the model is of a {type(task).__name__}, not of a classifier")
     if not isinstance(config, ViTConfig):
-        return reasons | dict.fromkeys(("patch_size", *RATES), "the file is of a ResNet")
+        return reasons | {"patch_size": "the file is of a ResNet"}
     if isinstance(config.stem, ShiftedPatches):
         reasons["channels"] = "shifted patches are normalized over all of them"
     return reasons
@@ -461,8 +332,3 @@ def _with_rows(weights: Mapping[str, Weight], rows: Sequence[int | None]) -> Map
         if key.startswith(HEADS)
     }
     return {**weights, **heads}
-
-
-def _first_kernel(weights: Mapping[str, Weight]) -> tuple[str, Weight]:
-    key = next(key for key in (*FIRST_CONVOLUTIONS, "embedding/kernel") if key in weights)
-    return key, weights[key]

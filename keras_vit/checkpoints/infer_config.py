@@ -3,15 +3,27 @@
 import dataclasses
 import math
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, refuse_keys, square_grid
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
-from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
+from keras_vit.checkpoints.key_mapping import (
+    POSITIONS,
+    Rule,
+    Weight,
+    heads_in,
+    join_keys,
+    key_of,
+    refuse_keys,
+    shape_of,
+)
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
-from keras_vit.errors import Rules, UserError, refuse_first
+from keras_vit.checkpoints.positions import known_image_size, with_prefix_positions
+from keras_vit.errors import UserError
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import (
     Classifier,
     ConvStem,
@@ -22,9 +34,9 @@ from keras_vit.models.config import (
     SegmentationConfig,
     TaskConfig,
     ViTConfig,
+    with_rates,
 )
 from keras_vit.models.named_models import MODELS
-from keras_vit.models.weight_resizing import Resampler
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
@@ -36,12 +48,55 @@ _OFFICIAL_HEADS = {
     for model in MODELS.values()
     if isinstance(model, ViTConfig) and model.position_embedding != "rotary"  # whose H has 20 heads instead of 16
 }
+# Substrings of keys that identify unsupported models with otherwise the same arrays.
+_UNSUPPORTED = {
+    "q_norm": "norms of queries and keys",
+    "rel_pos": "relative positions of timm",
+    "relative_position": "relative positions of transformers",
+    "decoder": "a decoder",
+}
 # Mean size of the scales of LayerNorm, below which they are differences of two models.
 _LEAST_SCALE = 0.02
 # Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
 _LAYER_SCALE = 1e-5
+_DEFAULT_SIZE = 224, 224  # pixels, for models without position embeddings
 # Kernels whose input is the image, of a model with convolutions before the encoder or without encoder.
-FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", "resnet/root_block/standardized_conv2d/kernel")
+_FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", "resnet/root_block/standardized_conv2d/kernel")
+
+
+def infer_blueprint(checkpoint: Checkpoint, name: str, options: LoadOptions) -> Blueprint:
+    """Infer what the model of a checkpoint is, with what the caller gave; print what is assumed.
+
+    Args:
+        checkpoint: of a published layout.
+        name: by which it was opened, for messages and the name of the model.
+        options: what the files do not say, and the image size and rates that are wanted.
+
+    Raises UserError for arrays and options that fit no supported model, or several.
+    """
+    _refuse_unsupported(checkpoint, options)
+    config, images = infer_config(checkpoint, options), checkpoint.file_config.image_size
+    options.refuse(_inapplicable(checkpoint, config, options))
+    if isinstance(config, ViTConfig) and options.size not in (None, images):
+        options.with_patch(config).check_image_size(options.size)
+    size = options.size or known_image_size(checkpoint, config) or _DEFAULT_SIZE
+    num_channels = checkpoint.weights[first_kernel(checkpoint.weights)].shape[2]
+    _warn_of_images(checkpoint, name, None if options.size else size, num_channels)
+    preprocessing = original_preprocessing(checkpoint, size, num_channels)
+    if assumed := _assumed(checkpoint, config, options, preprocessing):
+        print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
+    # The name of the folder or file, in letters that layers may have.
+    last = re.sub(r"\.(npz|safetensors|h5)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    activation = checkpoint.file_config.classifier_activation if options.num_classes is None else None
+    return Blueprint(
+        with_rates(config, options.rates),
+        preprocessing,
+        task=infer_task(checkpoint),
+        classes=checkpoint.classes,
+        classifier_activation=options.classifier_activation or activation,
+        dtype=options.dtype,
+        name=options.name or re.sub(r"[^A-Za-z0-9_.-]", "_", last).strip("._-") or None,
+    )
 
 
 def ambiguous_settings(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -50,8 +105,12 @@ def ambiguous_settings(checkpoint: Checkpoint) -> tuple[str, ...]:
     return () if is_named else checkpoint.layout.ambiguous
 
 
-def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> None:
-    """Raise UserError if a setting that affects the outputs is ambiguous and not overridden."""
+def _refuse_unsupported(checkpoint: Checkpoint, options: LoadOptions) -> None:
+    """Raise UserError for arrays of no model here, or of several that compute something else."""
+    keys = checkpoint.unexpected_keys
+    parts = sorted({name for part, name in _UNSUPPORTED.items() if any(part in key for key in keys)})
+    reason = f" (it has {join_keys(parts)})" if parts else ""
+    refuse_keys(f"is of an unsupported kind of model{reason}", unexpected=keys)
     ambiguous = set(ambiguous_settings(checkpoint))
     if options.gelu == "quick":  # of CLIP alone; Perception Encoders have the exact one
         ambiguous.discard("position_embedding")
@@ -66,6 +125,63 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> N
         )
 
 
+def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> dict[str, str]:
+    is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
+    stem = config.stem if isinstance(config, ViTConfig) else config
+    of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding")
+    inapplicable: dict[str, str] = {} if is_vit else dict.fromkeys(of_vit, "the file is of a ResNet")
+    if has_table and options.position_embedding != "learned":
+        inapplicable["position_embedding"] = "the file has a table of them"
+    if not has_table:
+        inapplicable["stored_grid"] = "the file has no table of position embeddings"
+    if not isinstance(stem, ResNetConfig):
+        inapplicable["num_groups"] = "the file has no GroupNorm"
+    if not isinstance(stem, ConvStem):
+        inapplicable["conv_stem_strides"] = "the file has no early convolutions"
+    return inapplicable
+
+
+def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | None, num_channels: int) -> None:
+    """Warn where the original makes other images. size: that of the file, unless the caller gave one."""
+    images = checkpoint.file_config.images
+    if images is None:
+        return
+    if None not in (images.size, size) and images.size != size:
+        made, taken = ("x".join(map(str, each or ())) for each in (images.size, size))
+        warnings.warn(
+            f"The original of {path} gives its model images of {made} pixels, although the position embeddings are for "
+            f"{taken} pixels, which the model here takes; pass image_size={max(images.size or ())} for its "
+            "predictions.",
+            stacklevel=5,
+        )
+    if images.num_channels not in (None, num_channels):
+        warnings.warn(
+            f"{path} says how {images.num_channels} channels are normalized, but its images have {num_channels}; here "
+            "they are scaled to [-1, 1].",
+            stacklevel=5,
+        )
+
+
+def _assumed(
+    checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: "Preprocessing"
+) -> list[str]:
+    """Return the settings that the files do not contain, although models of this format differ in them."""
+    if checkpoint.format is None or not checkpoint.format.config_files:
+        return []
+    file_config, assumed = checkpoint.file_config, list[str]()
+    if not checkpoint.is_preprocessing_known:
+        assumed.append(preprocessing.summary())
+    if file_config.gelu is None and isinstance(config, ViTConfig):
+        assumed += [f"{config.num_heads} heads"] if known_num_heads(checkpoint, options) is None else []
+        assumed += [f"GELU {config.gelu}"] if options.gelu is None else []
+    return assumed
+
+
+def first_kernel(weights: Mapping[str, Weight]) -> str:
+    """The key of the kernel whose input is the image."""
+    return next(key for key in (*_FIRST_CONVOLUTIONS, "embedding/kernel") if key in weights)
+
+
 def check_numbered(what: str, numbers: Collection[int], first: int = 0) -> None:
     """Raise UserError unless things that are counted in the keys are numbered without gaps."""
     if sorted(numbers) != list(range(first, first + len(numbers))):
@@ -73,10 +189,22 @@ def check_numbered(what: str, numbers: Collection[int], first: int = 0) -> None:
         raise UserError(f"The {what} should be numbered from {first} without gaps, but are [{shown}].")
 
 
-def count(weights: Iterable[str], pattern: str, what: str) -> int:
-    """The number of things that the keys count from 0."""
-    numbers = {int(match[1]) for key in weights if (match := re.match(pattern, key))}
+def count(weights: Iterable[str], rules: Iterable[Rule], pattern: str, what: str) -> int:
+    """The number of things, such as blocks, that the keys count from 0 and that all have the same parts.
+
+    pattern: of the beginning of a key, with the number as its group. Raises UserError for gaps and missing parts, with
+    the keys that these have in the file.
+    """
+    numbers: set[int] = set()
+    parts: dict[str, set[str]] = {}
+    for key in weights:
+        if match := re.match(pattern, key):
+            numbers.add(int(match[1]))
+            parts.setdefault(match[0], set()).add(key[match.end() :])
     check_numbered(what, numbers)
+    every = sorted(set().union(*parts.values()))
+    missing = [f"{one}{part}" for one, own in parts.items() for part in every if part not in own]
+    refuse_keys("is incomplete", [key_of(name, rules) for name in missing])
     return len(numbers)
 
 
@@ -92,13 +220,11 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
         norms = [weight for key, weight in weights.items() if first_norm.fullmatch(key)]
         if all(float(abs(norm.read()).mean()) < _LEAST_SCALE for norm in norms):
             raise delta_error()
-        refuse_keys("is incomplete", _missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
         config = SegmentationConfig(
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
-            num_blocks=_shape(checkpoint, "mask_attention/probabilities", 1)[0],
-            num_upscale_blocks=count(weights, r"upscale_(\d+)/", "blocks of upscaling"),
-            mask_attention=bool(weights["mask_attention/probabilities"].read().any()),
+            num_upscale_blocks=count(weights, checkpoint.layout.rules, r"upscale_(\d+)/", "blocks of upscaling"),
+            **_masked_blocks(checkpoint),
             **settings,
         )
     else:
@@ -106,26 +232,35 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
             embedding_size=_shape(checkpoint, "class_head/Dense_0/kernel", 2)[1],
             objectness="objectness_head/Dense_0/kernel" in weights,
         )
-    refuse_first(contradictions(config, file_config.task_sizes))
+    refuse_contradictions(config, file_config.task_sizes)
     return config
+
+
+def _masked_blocks(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The settings of the blocks with queries that the arrays show; none where config.json says them."""
+    if "num_blocks" in checkpoint.file_config.task_settings:
+        return {}
+    num_blocks = _shape(checkpoint, "mask_attention/probabilities", 1)[0]
+    probabilities = checkpoint.weights["mask_attention/probabilities"].read()
+    return {"num_blocks": num_blocks, "mask_attention": bool(probabilities.any())}
 
 
 def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     """The architecture of the weights of a checkpoint, with the settings that the caller gave."""
-    file_config, weights = options.override(checkpoint.file_config), checkpoint.weights
-    refuse_first(_other_widths(weights, file_config))
+    file_config, weights = dataclasses.replace(checkpoint.file_config, **options.overrides), checkpoint.weights
+    _refuse_other_widths(weights, file_config)
     config: ModelConfig
     if "embedding/kernel" in weights:
-        vit = _with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options)
+        vit = with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options.size)
         least = vit.num_layers * (4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim)
-        refuse_first(contradictions(vit, file_config.sizes))
+        refuse_contradictions(vit, file_config.sizes)
         refuse_keys("is incomplete", _missing(checkpoint, vit))
         if isinstance(vit.stem, ResNetConfig):
-            refuse_first(contradictions(vit.stem, file_config.resnet_sizes))
+            refuse_contradictions(vit.stem, file_config.resnet_sizes)
         config = vit
     else:
         resnet = _infer_resnet(checkpoint, file_config, "resnet/group_norm/gamma" in weights)
-        refuse_first(contradictions(resnet, file_config.resnet_sizes))
+        refuse_contradictions(resnet, file_config.resnet_sizes)
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
             for units, wide in zip(resnet.block_units, resnet.output_channels, strict=True)
@@ -150,35 +285,34 @@ def _missing(checkpoint: Checkpoint, config: ViTConfig) -> list[str]:
     return [key_of(name, layout.rules) for name in stated if name not in weights]
 
 
-def contradictions(config: object, sizes: Mapping[str, tuple[str, object]]) -> Rules:
-    """The sizes of a config.json, by field of the config, are those of the config of the arrays."""
+def refuse_contradictions(config: object, sizes: Mapping[str, tuple[str, object]]) -> None:
+    """Raise UserError unless the sizes of a config.json, by field of the config, are those of the arrays' config."""
     for field, (name, value) in sizes.items():
-        yield (
-            getattr(config, field) != value,
-            f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
-            "replace it by the one that belongs to them.",
-        )
+        _check_stated(name, value, getattr(config, field), "the arrays are of a model with")
 
 
-def _other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> Rules:
-    """The channels and classes that config.json counts are those of the arrays."""
+def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> None:
+    """Raise UserError unless the channels and classes that config.json counts are those of the arrays."""
     for counted, axis, keys in (
-        (file_config.channels, -2, (*FIRST_CONVOLUTIONS, "embedding/kernel")),
+        (file_config.channels, -2, (*_FIRST_CONVOLUTIONS, "embedding/kernel")),
         (file_config.num_classes, -1, ("head/kernel", "resnet/head/conv2d/kernel")),
     ):
         weight = next((weights[key] for key in keys if key in weights and len(weights[key].shape) >= 2), None)
         if counted is not None and weight is not None:
-            yield (
-                weight.shape[axis] != counted[1],
-                f"config.json says {counted[0]}={counted[1]}, but {weight.source.key!r} has {weight.shape[axis]}; "
-                "replace it by the one that belongs to the arrays.",
-            )
+            _check_stated(*counted, weight.shape[axis], f"{weight.source.key!r} has")
+
+
+def _check_stated(name: str, stated: object, actual: object, have: str) -> None:
+    if stated != actual:
+        raise UserError(
+            f"config.json says {name}={stated!s:.80}, but {have} {actual}; replace it by the one that belongs to the "
+            "arrays."
+        )
 
 
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
     weights, layout, position_embedding = checkpoint.weights, checkpoint.layout, options.position_embedding
-    num_layers = count(weights, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
-    refuse_keys("is incomplete", _missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
+    num_layers = count(weights, layout.rules, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
     _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)
@@ -193,6 +327,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         default = "head" if "head_distillation/kernel" in weights else "token"
         distillation = layout.settings.get("distillation", default)
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
+    pool_mlp_dim = _optional_size(checkpoint, "MAPHead_0/MlpBlock_0/Dense_0/kernel", 2)
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
         hidden_size=patch[3],
@@ -214,6 +349,8 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         pre_norm="Transformer/pre_norm/scale" in weights,
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         mlp_norm=f"{first}MlpBlock_3/norm/scale" in weights,
+        attention_norm=f"{first}MultiHeadDotProductAttention_1/norm/scale" in weights,
+        pool_mlp_dim=None if pool_mlp_dim == mlp_dim else pool_mlp_dim,
         **{name: value for name, value in file_config.settings.items() if name != "final_norm"},
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,
@@ -240,59 +377,15 @@ def _infer_classifier(
     if in_weights == "token" and averages:
         in_weights = "gap"
     classifier = in_weights or given or "gap"
-    others = (("was given", given), ("is in config.json", file_config.classifier))
-    has = f"The file has the weights of classifier={classifier!r}"
-    refuse_first((other not in (None, classifier), f"{has}, but {other!r} {place}.") for place, other in others)
+    for place, other in (("was given", given), ("is in config.json", file_config.classifier)):
+        if other not in (None, classifier):
+            raise UserError(f"The file has the weights of classifier={classifier!r}, but {other!r} {place}.")
     return classifier
 
 
 def _optional_size(checkpoint: Checkpoint, name: str, rank: int) -> int | None:
     """The second axis of an array; None if there is no such array."""
     return _shape(checkpoint, name, rank)[1] if name in checkpoint.weights else None
-
-
-def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: LoadOptions) -> ViTConfig:
-    """Say whether a table of timm has rows for class and distillation token.
-
-    It has where the patches of the stored grid, or of the images that the file or config.json names, leave as many
-    rows. If neither is known, a square number of rows is that of the patches alone. The images that the model is wanted
-    for, and those of config.json where they may be older than the table, decide only where no number of rows is square.
-    """
-    is_known = checkpoint.layout.prefix_positions is not None or POSITIONS not in checkpoint.weights
-    if is_known or not config.has_class_token or config.stem is not None:  # all hybrids of timm have them
-        return config
-    rows, file_config = checkpoint.weights[POSITIONS].shape[1], checkpoint.file_config
-    possible = (rows, rows - config.num_class_tokens)
-    stated = _num_patches(file_config.image_size, config.patch, possible)
-    square = next((number for number in possible if square_grid(number) is not None), None)
-    known = None if options.stored_grid is None else math.prod(options.stored_grid)
-    if known not in possible and (file_config.image_size_is_exact or stated == square):
-        known = stated
-    if known in possible:
-        return dataclasses.replace(config, prefix_positions=known != rows)
-    wanted = _num_patches(options.size, config.patch, possible) or stated
-    if None not in (square, wanted) and wanted != square:
-        raise UserError(
-            f"The {rows} rows of {checkpoint.weights[POSITIONS].source.key!r} may be for {square} or for {wanted} "
-            "patches; give stored_grid=(rows, columns) to keras_vit.from_checkpoint, or put a config.json beside the "
-            "file that has img_size."
-        )
-    return dataclasses.replace(config, prefix_positions=(square or wanted) != rows)
-
-
-def _num_patches(size: tuple[int, int] | None, patch: tuple[int, int], possible: tuple[int, int]) -> int | None:
-    """The patches of an image of this size; None if it is unknown, or the number is not among the possible ones."""
-    number = None if size is None else (size[0] // patch[0]) * (size[1] // patch[1])
-    return number if number in possible else None
-
-
-def _missing_in_blocks(weights: Mapping[str, Weight], pattern: str) -> list[str]:
-    parts: dict[str, set[str]] = {}
-    for key in weights:
-        if match := re.fullmatch(pattern, key):
-            parts.setdefault(match[1], set()).add(match[2])
-    all_parts = set().union(*parts.values())
-    return [f"{block}{part}" for block, present in parts.items() for part in sorted(all_parts - present)]
 
 
 class UnknownNumHeads(UserError):
@@ -313,15 +406,7 @@ def known_num_heads(checkpoint: Checkpoint, options: LoadOptions) -> int | None:
     """The number of attention heads in the arrays, in config.json or in the options; None if it is in none of them."""
     num_heads = options.num_heads or checkpoint.file_config.num_heads
     query = checkpoint.weights[f"{_FIRST_QUERY}/kernel"]
-    in_shape = heads_in(f"{_FIRST_QUERY}/kernel", query)
-    check_heads(query, in_shape, num_heads)
-    return in_shape or num_heads
-
-
-def check_heads(weight: Weight, in_shape: int | None, num_heads: int | None) -> None:
-    """Raise UserError if the shape of a weight has another number of heads than is known."""
-    if None not in (in_shape, num_heads) and in_shape != num_heads:
-        raise UserError(f"The file has {in_shape} heads ({weight.source.key!r}), not {num_heads}.")
+    return heads_in(f"{_FIRST_QUERY}/kernel", query, num_heads) or num_heads
 
 
 def _infer_stem(
@@ -371,60 +456,8 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
     )
 
 
-def shape_of(weights: Mapping[str, Weight], rules: Iterable[Rule], name: str, rank: int) -> tuple[int, ...]:
-    """The shape of a weight of this number of axes. Raises UserError if it is missing, or has others."""
-    refuse_keys("is incomplete", [] if name in weights else [key_of(name, rules)])
-    weight = weights[name]
-    check_rank(weight.source.key, weight.shape, (rank,))
-    return weight.shape
-
-
 def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
     return shape_of(checkpoint.weights, checkpoint.layout.rules, name, rank)
-
-
-def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
-    """(rows, columns) of the stored position embeddings according to config.json; None if it does not say."""
-    file_config = checkpoint.file_config
-    size = file_config.position_size or file_config.image_size
-    if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
-        return None
-    num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions
-    holds_a_patch = config.stem is not None or (size[0] >= config.patch[0] and size[1] >= config.patch[1])
-    fits = holds_a_patch and math.prod(config.grid(size)) == num_tokens
-    if fits and not checkpoint.layout.square_positions:
-        return config.grid(size)
-    grid = square_grid(num_tokens) if fits else None
-    if grid is None and (fits or file_config.image_size_is_exact):
-        raise UserError(
-            f"config.json says image_size={size}, but the arrays hold position embeddings for {num_tokens} patches of "
-            f"{config.patch}; replace it by the one that belongs to them."
-        )
-    return grid
-
-
-def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:
-    """How the code that wrote the file resizes its position embeddings."""
-    file_config, layout = checkpoint.file_config, checkpoint.layout
-    if file_config.resampler is not None:
-        return file_config.resampler
-    patches_alone = isinstance(config, ViTConfig) and not config.prefix_positions and file_config.gelu is None
-    return (layout.patch_resampler if patches_alone else None) or layout.resampler
-
-
-def known_image_size(
-    checkpoint: Checkpoint, config: ModelConfig, grid: tuple[int, int] | None
-) -> tuple[int, int] | None:
-    """The (height, width) of the grid of the position embeddings, or without any of config.json; None if unknown."""
-    if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
-        return checkpoint.file_config.image_size
-    grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
-    if grid is None:
-        return None
-    if checkpoint.file_config.image_size is not None and grid == file_config_grid(checkpoint, config):
-        return checkpoint.file_config.image_size  # whose last pixels may fill no patch
-    stride = 1 if config.stem is None else config.stem.total_stride
-    return grid[0] * config.patch[0] * stride, grid[1] * config.patch[1] * stride
 
 
 def original_preprocessing(checkpoint: Checkpoint, image_size: int | tuple[int, int], channels: int) -> "Preprocessing":

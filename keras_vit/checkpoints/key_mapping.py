@@ -303,6 +303,27 @@ def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None
     check_array(is_right, key, f"have {' or '.join(map(str, ranks))} axes and values", f"has shape {shape}")
 
 
+def shape_of(weights: Mapping[str, Weight], rules: Iterable[Rule], name: str, rank: int) -> tuple[int, ...]:
+    """The shape of a weight of this number of axes. Raises UserError if it is missing, or has others."""
+    refuse_keys("is incomplete", [] if name in weights else [key_of(name, rules)])
+    weight = weights[name]
+    check_rank(weight.source.key, weight.shape, (rank,))
+    return weight.shape
+
+
+def refuse_keys(what: str, missing: Sequence[str] = (), unexpected: Sequence[str] = ()) -> None:
+    """Raise UserError with the keys, if there are any, and what the checkpoint therefore is or does not."""
+    problems = {"missing keys": missing, "unexpected keys": unexpected}
+    if sentences := [f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys]:
+        raise UserError(f"The checkpoint {what}; {'; '.join(sentences)}.")
+
+
+def join_keys(keys: Sequence[str]) -> str:
+    """The first ten keys for a message, each cut after 200 characters."""
+    shown = ", ".join(key[:200] for key in keys[:10]) or "nothing"
+    return f"{shown} and {len(keys) - 10} more" if len(keys) > 10 else shown
+
+
 def _load_part(transform: Transform, part: Any, array: np.ndarray) -> np.ndarray:
     return transform.load(array[part])
 
@@ -402,10 +423,13 @@ def _reordered(array: np.ndarray, *, num_heads: int, pairs: bool) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(heads, -1, -2)).reshape(array.shape)
 
 
-def heads_in(key: str, weight: Weight) -> int | None:
-    """The number of heads in the shape of flax's projections; None for others."""
+def heads_in(key: str, weight: Weight, known: int | None = None) -> int | None:
+    """The number of heads in the shape of flax's projections; None for others. Raises UserError unless as known."""
     projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)
     shape = weight.source.shape
     if projection is None or len(shape) != {"kernel": 3, "bias": 2}[projection[2]]:
         return None
-    return shape[0 if projection[1] == "out" else -2]
+    heads = shape[0 if projection[1] == "out" else -2]
+    if known not in (None, heads):
+        raise UserError(f"The file has {heads} heads ({weight.source.key!r}), not {known}.")
+    return heads

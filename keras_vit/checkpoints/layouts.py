@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from keras_vit.checkpoints.formats.jax import BIG_TRANSFER, BIG_VISION, VIT_JAX, VIT_JAX_LINEN
 from keras_vit.checkpoints.formats.keras_hub import KERAS_HUB
-from keras_vit.checkpoints.formats.kmodels import KMODELS
-from keras_vit.checkpoints.formats.layout import Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.kmodels_writing import KMODELS, KMODELS_TASKS
+from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.formats.meta import META
 from keras_vit.checkpoints.formats.open_clip import OPEN_CLIP
 from keras_vit.checkpoints.formats.timm import TIMM
@@ -20,6 +20,7 @@ from keras_vit.errors import UserError, check_choice
 from keras_vit.files.kinds import MODEL_SUFFIXES
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.remote import is_remote
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ResNetConfig
 
 # ResNets of timm and transformers have an output stride of at most 32: they dilate later stages, ResNets here do not.
@@ -31,7 +32,7 @@ HEADS = ("head/", "head_distillation/", "resnet/head/")
 FORMATS: tuple[Format, ...] = (
     *(META, OPEN_CLIP, VIT_JAX, BIG_TRANSFER, VIT_JAX_LINEN, BIG_VISION),
     *(EOMT, OWL, DINOV3, DINOV2, CLIP, VIT, BIT),  # transformers
-    *(TIMM, TORCHVISION, KERAS_HUB, VIT_KERAS, KMODELS),
+    *(TIMM, TORCHVISION, KERAS_HUB, VIT_KERAS, KMODELS, KMODELS_TASKS),
 )
 _SUFFIXES = {each.name: each.suffixes for each in FORMATS if each.suffixes}
 LAYOUTS = tuple(_SUFFIXES)
@@ -52,7 +53,7 @@ def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:
     )
 
 
-def format_for(model: WrittenModel, name: str) -> tuple[Format, Layout]:
+def format_for(model: Blueprint, name: str) -> tuple[Format, Layout]:
     """The format that a model is written in. Raises UserError for settings that it cannot express."""
     able: dict[str, tuple[Format, Layout, dict]] = {}
     for each in FORMATS:
@@ -77,7 +78,7 @@ def format_for(model: WrittenModel, name: str) -> tuple[Format, Layout]:
 
 
 def _inexpressible(
-    model: WrittenModel, layout: Layout, fields: Mapping[str, tuple | None], resnet: ResNetConfig | None
+    model: Blueprint, layout: Layout, fields: Mapping[str, tuple | None], resnet: ResNetConfig | None
 ) -> str:
     """Return the parts of a model that a layout cannot express; empty if it can."""
     for field, values in fields.items():

@@ -15,29 +15,22 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_keys, square_grid
+from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, has_norm_after_pooling, resampler_of
-from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
-from keras_vit.checkpoints.layouts import num_classes_of
+from keras_vit.checkpoints.infer_config import has_norm_after_pooling
+from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, heads_in, key_of, refuse_keys
+from keras_vit.checkpoints.positions import fit_positions
 from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.files.hdf5 import open_keras_weights
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
-from keras_vit.models.build import (
-    build,
-    classifier_activation_of,
-    classifier_head,
-    config_of,
-    has_own_call,
-    preprocessing_of,
-)
+from keras_vit.models.blueprint import Blueprint
+from keras_vit.models.build import classifier_head, config_of, has_own_call, model_spec, preprocessing_of
 from keras_vit.models.config import ModelConfig, ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
-from keras_vit.models.tasks import build_task, task_of
-from keras_vit.models.weight_resizing import Resampler, check_resampler, resize_position_embedding
+from keras_vit.models.weight_resizing import Resampler, check_resampler
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")
@@ -95,15 +88,15 @@ def load_checkpoint(
     check_integers("stored_grid", stored_grid, length=2)
     drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
-    checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file, stored_grid)
-    config = config_of(model)
-    weights, report = match_weights(model, config, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
+    is_keras = kind_of(file) == "h5"
+    checkpoint = _keras_weights(file, model, stored_grid) if is_keras else open_checkpoint(file, stored_grid)
+    weights, report = match_weights(model, config_of(model), checkpoint, resampler, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in weights.values()}.values())
     assign(model, weights)
     return report
 
 
-def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
+def _keras_weights(path: pathlib.Path, model: keras.Model, stored_grid: tuple[int, int] | None) -> Checkpoint:
     """A .weights.h5 file, which has the variables of a layer in the order that the layer has, without their names."""
     arrays, weights = open_keras_weights(path), {}
     keys = {id(variable): key for key, variable in weights_by_key(model).items()}
@@ -111,7 +104,8 @@ def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
         for index, variable in enumerate(layer.weights):
             if (array := arrays.pop(f"{layer.name}/{index}", None)) is not None:
                 weights[keys[id(variable)]] = Weight(array, array.shape, np.asarray)
-    return Checkpoint(None, Layout(()), weights, unexpected_keys=tuple(sorted(arrays)), path=path)
+    unexpected = tuple(sorted(arrays))
+    return Checkpoint(None, Layout(()), weights, unexpected, path=path, stored_grid=stored_grid)
 
 
 def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
@@ -121,8 +115,9 @@ def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
     head = classifier_head(model)
     for layer in model.layers:
         names = {} if layer.name.endswith(("group_norm", "batch_norm")) else flax  # BiT has TensorFlow's names
+        path = "head" if layer.name != "resnet.head.conv2d" and layer is head else layer.name.replace(".", "/")
         for weight in layer.weights:
-            key = f"{_path(layer, head)}/{names.get(weight.name, weight.name)}"
+            key = f"{path}/{names.get(weight.name, weight.name)}"
             weights["cls" if key == "cls/cls" else key] = weight
     return weights
 
@@ -135,11 +130,6 @@ def fill_from(model: keras.Model, source: keras.Model) -> None:
             variable.assign(values[key])
 
 
-def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
-    is_renamed = layer is head and head.name != "resnet.head.conv2d"
-    return "head" if is_renamed else layer.name.replace(".", "/")
-
-
 def check_not_quantized(model: keras.Model) -> None:
     """Raise UserError for a model that Keras has quantized."""
     if any(layer.quantization_mode for layer in model.layers):
@@ -150,11 +140,12 @@ def values_by_key(model: keras.Model) -> dict:
     """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
     check_not_quantized(model)
     weights = weights_by_key(model)
+    paths = {id(weight): key.rpartition("/")[0] for key, weight in weights.items()}
     for layer in model.layers:
         if isinstance(layer, TokenDense) and layer.lora_enabled:
-            key = _path(layer, classifier_head(model))
-            weights[f"{key}/kernel"] = layer.kernel
-            del weights[f"{key}/lora_kernel_a"], weights[f"{key}/lora_kernel_b"]
+            path = paths[id(layer.lora_kernel_a)]
+            weights[f"{path}/kernel"] = layer.kernel
+            del weights[f"{path}/lora_kernel_a"], weights[f"{path}/lora_kernel_b"]
     return weights
 
 
@@ -163,7 +154,6 @@ def match_weights(
     config: ModelConfig,
     checkpoint: Checkpoint,
     resampler: Resampler | None,
-    stored_grid: tuple[int, int] | None,
     *,
     drop: tuple[str, ...],
     keep: tuple[str, ...],
@@ -186,9 +176,11 @@ def match_weights(
     if checkpoint.format is not None and isinstance(config, ViTConfig):
         _check_settings(checkpoint, config)
     if POSITIONS in matched:
-        stored, how = matched[POSITIONS], resampler or resampler_of(checkpoint, config)
-        matched[POSITIONS] = _fit_positions(model, checkpoint, how, stored_grid or file_config_grid(checkpoint, config))
-        resized = (POSITIONS,) if matched[POSITIONS] is not stored else ()
+        layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
+        rows, columns = layer.grid
+        fitted = fit_positions(checkpoint, config, (rows, columns), layer.num_prefix_tokens, resampler)
+        resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
+        matched[POSITIONS] = fitted
     check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
@@ -216,7 +208,7 @@ def check_shapes(matched: Mapping[str, Weight], weights: Mapping[str, keras.Vari
                 f"The array {weight.source.key!r} has shape {weight.source.shape}{read_as}, but the model needs "
                 f"{needed}."
             )
-        check_heads(weight, heads_in(key, weight), num_heads)
+        heads_in(key, weight, num_heads)
 
 
 def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
@@ -255,58 +247,16 @@ def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
             pass
 
 
-def _fit_positions(
-    model: keras.Model, checkpoint: Checkpoint, resampler: Resampler, stored_grid: tuple[int, int] | None
-) -> Weight:
-    """The position embeddings, resized to the grid of the model if the stored grid differs.
-
-    Without a `stored_grid`, an equal number of tokens means the same grid in vit_jax; in PyTorch codes a square number
-    of tokens means a square grid.
-    """
-    layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
-    table = checkpoint.weights[POSITIONS]
-    check_rank(table.source.key, table.shape, (3,))
-    rows, columns = layer.grid
-    num_tokens = table.shape[1] - layer.num_prefix_tokens
-    if stored_grid is None:
-        square = square_grid(num_tokens)
-        same_number = num_tokens == rows * columns
-        is_grid = same_number and (square is None or not checkpoint.layout.torch)
-        stored_grid = (rows, columns) if is_grid else square
-    if stored_grid is None:
-        raise not_square_error(num_tokens)
-    old_grid = (stored_grid[0], stored_grid[1])
-    if old_grid[0] * old_grid[1] != num_tokens:
-        raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored_grid}.")
-    if old_grid == (rows, columns):
-        return table
-    prefix = layer.num_prefix_tokens
-    shape = (table.shape[0], prefix + rows * columns, table.shape[2])
-    new_grid = rows, columns
-    return table.mapped(shape, lambda array: resize_position_embedding(array, old_grid, new_grid, prefix, resampler))
-
-
 def changed_layer(model: keras.Model) -> str | None:
     """Return the first layer by which a model differs from what its config describes; None for no such layer."""
-    spec = next((layer.dtype_policy.name for layer in model.layers if isinstance(layer, ModelSpec)), None)
-    config, preprocessing = config_of(model), preprocessing_of(model)
+    model_spec(model)  # raises UserError for a model of others
     if has_own_call(model):
         return model.name
-    values = values_by_key(model)
-    task = task_of(model)
+    blueprint, values = Blueprint.of(model), values_by_key(model)
     with no_init_weights():
-        if task is not None and isinstance(config, ViTConfig):
-            built = build_task(config, task, preprocessing, dtype=spec)
-        else:
-            built = build(
-                config,
-                preprocessing=preprocessing,
-                num_classes=num_classes_of(values),
-                classifier_activation=classifier_activation_of(model),
-                dtype=spec,
-            )
+        built = blueprint.build()
     name = _first_difference(model, built)
-    return None if name is None or (task is None and _same_outputs(model, values, built)) else name
+    return None if name is None or (blueprint.task is None and _same_outputs(model, values, built)) else name
 
 
 def check_unchanged(model: keras.Model, way_out: str) -> None:
@@ -385,15 +335,15 @@ def _same_outputs(model: keras.Model, values: Mapping[str, Any], built: keras.Mo
         key: tuple(variable.shape) for key, variable in variables.items()
     } or (model.input_shape, model.output_shape) != (built.input_shape, built.output_shape):
         return False
-    preprocessing = preprocessing_of(model)
+    preprocessing = preprocessing_of(built)
     pixels = np.random.default_rng(0).uniform(
         0.0, 255.0, (_NUM_IMAGES, *preprocessing.image_size, preprocessing.channels)
     )
     images = preprocessing.normalize(pixels)
     expected = keras.ops.convert_to_numpy(keras.ops.cast(model(images, training=False), "float32"))
     with keras.StatelessScope([(variable, values[key]) for key, variable in variables.items()]):
-        found = keras.ops.convert_to_numpy(keras.ops.cast(built(images, training=False), "float32"))
+        rebuilt = keras.ops.convert_to_numpy(keras.ops.cast(built(images, training=False), "float32"))
     if not np.ptp(expected, axis=0).any():  # a new head of zeros hides everything before it
         return False
     tolerance = max(_TOLERANCES.get(layer.compute_dtype, _HALF_TOLERANCE) for layer in model.layers)
-    return bool(np.abs(found - expected).max() <= tolerance * np.abs(expected).max())
+    return bool(np.abs(rebuilt - expected).max() <= tolerance * np.abs(expected).max())

@@ -10,24 +10,24 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
-from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
-from keras_vit.checkpoints.from_checkpoint import build_checkpoint, build_source
+from keras_vit.checkpoints.formats.layout import Layout
+from keras_vit.checkpoints.from_checkpoint import build_checkpoint, from_keras_model, load_named_model
 from keras_vit.checkpoints.infer_config import original_preprocessing
-from keras_vit.checkpoints.key_mapping import POSITIONS, in_pairs, untranslate
-from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder, num_classes_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, in_pairs, join_keys, untranslate
+from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.errors import UserError
-from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.atomic import atomic_folder, atomic_write
 from keras_vit.files.keras_model import is_keras_model
 from keras_vit.files.labels import check_number
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import overwrite, write_json, write_safetensors
-from keras_vit.models.build import classes_of, classifier_activation_of, config_of, preprocessing_of
-from keras_vit.models.config import ModelConfig, ResNetConfig, SegmentationConfig, ViTConfig
-from keras_vit.models.tasks import task_of
+from keras_vit.models.blueprint import Blueprint
+from keras_vit.models.build import config_of, preprocessing_of
+from keras_vit.models.config import Classes, ModelConfig, ResNetConfig, ViTConfig
 
 _UNCHANGED = LoadOptions()
 
@@ -44,10 +44,11 @@ def save_checkpoint(
 
     Args:
         model: built by `keras_vit.build`, with the layers that it gave; a Dense of another name may be the head.
-        path: file, written atomically; for "huggingface" and "keras_hub" a new folder. For "timm" a .safetensors file,
-            or a new folder with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
-        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm", "torchvision" or
-            "keras_hub".
+        path: file, written atomically; for "huggingface", "keras_hub" and "kmodels" a new folder. For "timm" a
+            .safetensors file, or a new folder with the config.json that
+            `timm.create_model("local-dir:…", pretrained=True)` reads.
+        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm", "torchvision",
+            "keras_hub", "vit_keras" (.h5, of weights) or "kmodels".
             For big_vision, the position embedding of the class token is added to the token.
         labels: class names, for the config.json of "huggingface" and "timm". Default: those that the model knows.
         two_towers: for "huggingface", the folder or name of a CLIP, SigLIP, OWL-ViT or OWLv2 with both towers: the new
@@ -62,15 +63,16 @@ def save_checkpoint(
     check_unchanged(model, "save it with model.save, or give the model from before the change")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
     if two_towers is None:
-        written = written_model(model, labels or classes_of(model) or ())
+        written = Blueprint.of(model)
+        written = dataclasses.replace(written, classes=Classes(tuple(labels))) if labels else written
         _write(path, layout, written, weights, model.name)
     elif layout != "huggingface" or labels:
         raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
     else:
-        _write_image_tower(path, os.fspath(two_towers), *_image_tower(config_of(model), weights))
+        _write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
 
 
-def _write(path: pathlib.Path, layout: str, written: WrittenModel, weights: dict[str, np.ndarray], name: str) -> None:
+def _write(path: pathlib.Path, layout: str, written: Blueprint, weights: dict[str, np.ndarray], name: str) -> None:
     if written.labels:
         check_number(written.labels, "labels", written.num_classes, name)
     module, own = format_for(written, layout)
@@ -89,16 +91,11 @@ def _write(path: pathlib.Path, layout: str, written: WrittenModel, weights: dict
                 write_json(temporary / name, fields)
     elif path.suffix == ".npz":
         write_npz(path, arrays)
+    elif path.suffix == ".h5":
+        with atomic_write(path) as temporary:
+            module.write_weights(temporary, arrays)
     else:  # without a config.json the arrays alone would not tell the grid of the positions
         write_safetensors(path, arrays, image_size=written.preprocessing.image_size)
-
-
-def written_model(model: keras.Model, labels: Sequence[str] = ()) -> WrittenModel:
-    """Describe a model for the writer of a format."""
-    task = task_of(model)
-    num_classes = task.num_classes if isinstance(task, SegmentationConfig) else num_classes_of(values_by_key(model))
-    activation = None if task is not None else classifier_activation_of(model)
-    return WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task, activation)
 
 
 _SETTINGS = {"gelu": "GELU", "layer_norm_epsilon": "epsilon"}
@@ -109,7 +106,7 @@ _RESNET_SETTINGS = {
 }
 
 
-def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[str]:
+def settings_to_set(model: Blueprint, layout: str, has_config: bool) -> list[str]:
     """A sentence for each setting that differs from the other code's default and that the written file lacks."""
     compared: list[tuple[ModelConfig, str, str]] = []
     config, defaults = model.config, format_for(model, layout)[1]
@@ -142,7 +139,7 @@ def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: V
 _COPIED = (".json", ".txt", ".model", ".md", ".safetensors")
 
 
-def _image_tower(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+def image_tower(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """(config, weights) without a head of texts, whose projection is then the head, as in the files of CLIP."""
     if not isinstance(config, ViTConfig) or not config.normalized:
         return config, dict(weights)
@@ -192,8 +189,10 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     check_target(target, layout, is_new=True)
     source = find_checkpoint(source)
     checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)
-    name = os.fspath(source)
-    model = build_source(source, options) if checkpoint is None else build_checkpoint(checkpoint, name, options)
+    if checkpoint is None:
+        model = from_keras_model(load_named_model(source), options)
+    else:
+        model = build_checkpoint(checkpoint, os.fspath(source), options)
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")
         save_checkpoint(model, target, layout=layout)
@@ -201,7 +200,7 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     changed = _report_weights(model, checkpoint, written, options)
     print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
-    saved = written_model(model)
+    saved = Blueprint.of(model)
     sentences = settings_to_set(saved, layout, target.is_dir())
     sentences += [str(warning.message) for warning in caught if warning.category is UserWarning]
     for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):

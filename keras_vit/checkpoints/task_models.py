@@ -5,6 +5,7 @@ import keras
 from keras_vit.checkpoints.from_checkpoint import adapt
 from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.images.preprocessing import Preprocessing
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import (
     DetectionConfig,
@@ -14,7 +15,6 @@ from keras_vit.models.config import (
     ViTConfig,
 )
 from keras_vit.models.named_models import model_config
-from keras_vit.models.tasks import build_task
 
 
 def segmentation_model(
@@ -81,7 +81,7 @@ def _on_backbone(
     else:
         config = model_config(backbone)
         preprocessing = Preprocessing(224 if image_size is None else image_size)  # type: ignore[arg-type]
-    model = build_task(config, task, preprocessing, dtype=dtype, name=name)
+    model = Blueprint(config, preprocessing, task=task, dtype=dtype, name=name).build()
     if isinstance(backbone, keras.Model):
         # An unchanged backbone has all weights of its encoder; those of another task may be of other sizes.
         fill_from(model, backbone)

@@ -4,17 +4,27 @@ import functools
 import io
 import json
 import pathlib
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from keras_vit.errors import reading, refuse_first
+from keras_vit.errors import UserError, reading
 from keras_vit.files.documents import validated
 from keras_vit.files.lazy_array import LazyArray
 
 # Bytes of the JSON text in which a file of Keras 2 describes its model.
 _LARGEST_CONFIG = 2**22
 _BFLOAT16 = np.dtype("V2")
+# The weights of a model in a folder that Keras wrote.
+WEIGHTS = "model.weights.h5"
+
+
+def weights_file(path: pathlib.Path) -> pathlib.Path:
+    """The file of weights in a folder that Keras wrote; the path of another folder or of a file."""
+    file = path / WEIGHTS
+    return file if file.is_file() else path
 
 
 def open_hdf5(path: pathlib.Path, *, named: bool = False) -> dict[str, LazyArray]:
@@ -22,7 +32,8 @@ def open_hdf5(path: pathlib.Path, *, named: bool = False) -> dict[str, LazyArray
 
     Args:
         path: of the file.
-        named: whether their keys are the names of layers and an index, instead of the path in the file.
+        named: whether their keys are the names of layers and an index, instead of the path in the file. The name of a
+            layer within another one follows the name that the other was given, unless it begins with it.
     """
     return _opened(path, lambda parts: named)
 
@@ -34,12 +45,11 @@ def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
     """
     arrays = _opened(path, lambda parts: len(parts) == 4 and parts[0] == "layers")
     for key, array in arrays.items():
-        rule = (
-            array.dtype.kind != "f",
-            f"The array {key!r} of {path.name} has the type {array.dtype}, but only floating-point weights can be "
-            "read; save the weights of a model that is not quantized.",
-        )
-        refuse_first([rule])
+        if array.dtype.kind != "f":
+            raise UserError(
+                f"The array {key!r} of {path.name} has the type {array.dtype}, but only floating-point weights can be "
+                "read; save the weights of a model that is not quantized."
+            )
     return arrays
 
 
@@ -55,16 +65,16 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
         if not isinstance(dataset, h5py.Dataset):
             return
         total += dataset.nbytes
-        layer = dataset.parent.attrs.get("name")
-        parts = name.split("/")
-        key = f"{layer}/{parts[-1]}" if isinstance(layer, str) and is_named(parts) else name
-        it = f"The array {key!r} of {path.name}"
-        refuse_first(
-            [
-                (dataset.external or dataset.is_virtual, f"{it} is in another file; give one that holds its arrays."),
-                (total > size or key in arrays, f"{it} cannot be of this file; the file is damaged."),
-            ]
-        )
+        layer, parts = dataset.parent.attrs.get("name"), name.split("/")
+        key = name
+        if isinstance(layer, str) and is_named(parts):
+            outer = _name_around(dataset, parts)
+            key = f"{layer}/{parts[-1]}" if layer.startswith(outer) else f"{outer}/{layer}/{parts[-1]}"
+        is_outside = dataset.external or dataset.is_virtual
+        if is_outside or total > size or key in arrays:
+            outside = "is in another file; give one that holds its arrays"
+            problem = outside if is_outside else "cannot be of this file; the file is damaged"
+            raise UserError(f"The array {key!r} of {path.name} {problem}.")
         is_bfloat16 = dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
         dtype = _BFLOAT16 if is_bfloat16 else dataset.dtype
         arrays[key] = LazyArray(key, dataset.shape, dtype, functools.partial(_open, path, name))
@@ -74,6 +84,13 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
         with h5py.File(path, "r") as file:
             file.visititems(add)  # without following links
     return arrays
+
+
+def _name_around(dataset: Any, parts: list[str]) -> str:
+    """The name of the layer around that of an array; empty without one, and for one that Keras named by its class."""
+    around = dataset.file.get(f"{parts[0]}/{parts[1]}/vars") if len(parts) > 4 else None
+    name = "" if around is None else str(around.attrs.get("name", ""))
+    return "" if name.startswith(re.sub(r"_\d+$", "", parts[1])) else name
 
 
 def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
@@ -102,10 +119,14 @@ def read_model_config(path: pathlib.Path) -> dict:
         return validated(json.loads(text), dict, path.name)
 
 
-def write_hdf5(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by their paths in the file."""
+def write_hdf5(
+    path: pathlib.Path, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Write arrays by their paths in the file. attributes: those of groups, by path."""
     import h5py
 
     with h5py.File(path, "w") as file:
         for key, array in arrays.items():
             file.create_dataset(key, data=np.asarray(array, order="C"))
+        for key, values in (attributes or {}).items():
+            file.require_group(key).attrs.update(values)

@@ -32,9 +32,8 @@ _OF_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedE
 _LARGEST_RATIO = 20
 
 
-def is_keras_model(path: str | os.PathLike) -> bool:
+def is_keras_model(path: pathlib.Path) -> bool:
     """Return whether a path is a .keras file, or a run directory, finished or not, and no published checkpoint."""
-    path = to_path(path)
     if path.is_file():
         return kind_of(path) == "keras"
     if (path / MODEL).is_file():  # beside which an export may have the name of a published file
@@ -58,13 +57,13 @@ def _what_is_wrong(run: pathlib.Path, name: str) -> str:
     if run.is_file():
         return f"A run is a directory, but {run} is a file; give the directory that it is in."
     if not run.is_dir():
-        advice = "" if is_remote(run) else near_path(run, os.path.isdir)
-        return f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
+        advice = near_path(run, os.path.isdir) or "; give the --workdir of a training command."
+        return f"There is no run directory {str(run)!r}{advice}"
     if inside := sorted(run.glob(f"*/{name}")):
         return f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}."
     if phone := sorted(run.glob("*.tflite")):
         return f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}."
-    if not is_remote(run) and (run.parent / name).is_file():
+    if (run.parent / name).is_file():
         return f"{run} is a folder of a run, but not the run itself; give {run.parent}."
     waits = "; wait for its training, or repeat the command, which continues it"
     return f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}."
@@ -75,8 +74,8 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     import keras  # lazy: importing Keras takes seconds
 
     path = to_path(run)
-    path = path if path.is_file() and kind_of(path) == "keras" else find(path)
-    shown, path = path, local_copy(path)
+    shown = path if path.is_file() else find(path)
+    path = local_copy(shown)
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())

@@ -5,7 +5,7 @@ import re
 import zipfile
 from typing import Literal
 
-from keras_vit.errors import Rules, refuse_first
+from keras_vit.errors import UserError
 from keras_vit.files.remote import first_bytes, is_remote
 
 Kind = Literal["npz", "safetensors", "keras", "h5", "pickle", "unknown"]
@@ -67,39 +67,44 @@ def kind_of(path: pathlib.Path) -> Kind:
 def readable_kind(path: pathlib.Path) -> Kind:
     """Return the kind of a file. Raises UserError, with the way out, for one that is not read here."""
     kind = kind_of(path)
-    refuse_first(_unreadable(path, kind))
+    if sentence := _why_unreadable(path, kind):
+        raise UserError(sentence)
     return kind
 
 
-def _unreadable(path: pathlib.Path, kind: Kind) -> Rules:
-    code = "tf" if kind == "h5" else "flax"
-    yield (
-        path.name in ("tf_model.h5", "flax_model.msgpack"),
-        f"{path.name} is not read; convert its folder with transformers 4: AutoModelForImageClassification."
-        f"from_pretrained(FOLDER, from_{code}=True).save_pretrained(NEW_FOLDER).",
-    )
-    yield (
-        kind == "pickle",
-        f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it, with torch and "
-        f"safetensors: import torch; import safetensors.torch; found = torch.load({path.name!r}, weights_only=True); "
-        "found = next((found[key] for key in ('state_dict', 'model', 'teacher') if key in found), found); "
-        "safetensors.torch.save_file({key: value.clone().contiguous() for key, value in found.items() if "
-        "torch.is_tensor(value)}, 'model.safetensors')",
-    )
-    yield (
-        path.name.endswith(".weights.h5"),
-        f"{path.name} holds the weights of a Keras model without its architecture; build the model and load them: "
-        f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {path.name!r}).",
-    )
-    yield (
-        kind == "h5",
-        f"{path.name} is an HDF5 file of Keras; load it with keras.models.load_model where you trust it, and save the "
-        "model as a .keras file: model.save('model.keras').",
-    )
+def _why_unreadable(path: pathlib.Path, kind: Kind) -> str:
+    """Return a sentence with the way out; empty for what is read here."""
+    name = path.name
+    if name in ("tf_model.h5", "flax_model.msgpack"):
+        return (
+            f"{name} is not read; convert its folder with transformers 4: AutoModelForImageClassification."
+            f"from_pretrained(FOLDER, from_{'tf' if kind == 'h5' else 'flax'}=True).save_pretrained(NEW_FOLDER)."
+        )
+    if kind == "pickle":
+        return (
+            f"{name} is a pickle, which can run code when it is opened; convert it where you trust it, with torch and "
+            f"safetensors: import torch; import safetensors.torch; found = torch.load({name!r}, weights_only=True); "
+            "found = next((found[key] for key in ('state_dict', 'model', 'teacher') if key in found), found); "
+            "safetensors.torch.save_file({key: value.clone().contiguous() for key, value in found.items() if "
+            "torch.is_tensor(value)}, 'model.safetensors')"
+        )
+    if name.endswith(".weights.h5"):
+        return (
+            f"{name} holds the weights of a Keras model without its architecture; build the model and load them: "
+            f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {name!r})."
+        )
+    if kind == "h5":
+        return (
+            f"{name} is an HDF5 file of Keras; load it with keras.models.load_model where you trust it, and save the "
+            "model as a .keras file: model.save('model.keras')."
+        )
     if kind == "unknown" and not is_remote(path):
-        other = _other_format(first_bytes(path, _FIRST_BYTES))
-        what, advice = other or ("of no format that is known here", _GIVE_MODEL)
-        yield True, f"{path.name} is {what}; {advice}."
+        what, advice = _other_format(first_bytes(path, _FIRST_BYTES)) or (
+            "of no format that is known here",
+            _GIVE_MODEL,
+        )
+        return f"{name} is {what}; {advice}."
+    return ""
 
 
 def _other_format(start: bytes) -> tuple[str, str] | None:

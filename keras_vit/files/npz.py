@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_vit.errors import reading, refuse_first
+from keras_vit.errors import UserError, reading
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly
 from keras_vit.files.remote import existing_file, local_copy, to_path
@@ -57,21 +57,17 @@ def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.Z
         shape, fortran_order, dtype = read_header(stream)
         start = stream.tell()
     key = member.filename.removesuffix(".npy")
-    it, expected = f"The array {member.filename!r}", start + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    expected = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     is_numeric = dtype.kind in "fiub" or dtype == np.dtype("V2")
-    refuse_first(
-        [
-            (dtype.hasobject, f"{it} holds pickled objects, which are never loaded; save numbers."),
-            (
-                not is_numeric or min(shape, default=0) < 0,
-                f"{it} should be numeric, but has shape {shape} of {dtype}.",
-            ),
-            (
-                expected != member.file_size,
-                f"{it} claims shape {shape} of {dtype}, {expected} bytes, but the archive holds {member.file_size}.",
-            ),
-        ]
-    )
+    problem = ""
+    if dtype.hasobject:
+        problem = "holds pickled objects, which are never loaded; save numbers"
+    elif not is_numeric or min(shape, default=0) < 0:
+        problem = f"should be numeric, but has shape {shape} of {dtype}"
+    elif expected != member.file_size:
+        problem = f"claims shape {shape} of {dtype}, {expected} bytes, but the archive holds {member.file_size}"
+    if problem:
+        raise UserError(f"The array {member.filename!r} {problem}.")
     return LazyArray(
         key, shape, dtype, functools.partial(_open_values, path, member, start), fortran_order=fortran_order
     )

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -67,6 +67,17 @@ def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
 def read_json(path: pathlib.Path) -> dict:
     """Read a JSON object of at most 4 MB. Raises UserError for anything else."""
     return validated(documents.read_json(path, _LARGEST_CONFIG), dict, path.name)
+
+
+def folder_of(path: pathlib.Path) -> pathlib.Path:
+    """The folder of a model: the path, or that of the file."""
+    return path if path.is_dir() else path.parent
+
+
+def json_files(path: pathlib.Path, names: Sequence[str]) -> dict[str, dict]:
+    """The JSON files of these names that lie in a folder, or beside a file of weights, by name."""
+    folder = folder_of(path)
+    return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:

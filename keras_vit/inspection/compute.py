@@ -14,11 +14,10 @@ from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import FIGURES, analysis
 from keras_vit.inspection.attention import ATTENTION_FIGURES, Attention, as_float32
-from keras_vit.models.build import classifier_head, config_of, logits_model, preprocessing_of
+from keras_vit.models.build import classifier_head, config_of, logits_model, preprocessing_of, task_of
 from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, ShiftedPatches, ViTConfig
 from keras_vit.models.layers import TokenDense
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
-from keras_vit.models.tasks import task_of
 from keras_vit.scores import RankedClasses, Scoring
 
 # Images of one forward pass that ranks classes.

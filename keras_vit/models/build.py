@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 import keras
 
@@ -15,10 +14,12 @@ from keras_vit.models.config import (
     Classes,
     ModelConfig,
     ResNetConfig,
+    TaskConfig,
     ViTConfig,
     check_blocks,
     config_from_dict,
     python_numbers,
+    with_rates,
 )
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import ModelSpec, PoolTokens
@@ -72,7 +73,7 @@ def build(
         classifier_activation="softmax".
     """
     rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
-    config = _with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
+    config = with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
     preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
@@ -80,13 +81,6 @@ def build(
     with dtype_policy(dtype):
         network = _network(config, preprocessing, num_classes, name)
         return _with_activation(network, classifier_activation, num_classes) if classifier_activation else network
-
-
-def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
-    changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
-    if changes and not isinstance(config, ViTConfig):
-        raise UserError(f"{', '.join(changes)} do not apply to a ResNet, which has no dropout; leave them out.")
-    return dataclasses.replace(config, **changes)
 
 
 def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:
@@ -208,6 +202,12 @@ def config_of(model: keras.Model) -> ModelConfig:
 def preprocessing_of(model: keras.Model) -> Preprocessing:
     """Return the preprocessing of a model. Call it on a decoded image."""
     return Preprocessing.saved(model_spec(model).preprocessing)
+
+
+def task_of(model: keras.Model) -> TaskConfig | None:
+    """The configuration of the further task of a model; None for a classifier, or features."""
+    task = model_spec(model).task
+    return None if task is None else config_from_dict(task)
 
 
 def classes_of(model: keras.Model) -> tuple[str, ...] | None:

@@ -4,6 +4,7 @@ For positions, code bases use several resampling methods, each for its own check
 for the rows, one for the columns.
 """
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
@@ -37,6 +38,12 @@ ChannelRule = Literal["mean", "repeat"]
 def check_resampler(name: str) -> None:
     """Raise UserError unless there is a resampler of this name."""
     check_known("resampler", name, get_args(Resampler))
+
+
+def square_grid(num_tokens: int) -> tuple[int, int] | None:
+    """(rows, columns) of a square grid of tokens; None if the number is not a square."""
+    side = math.isqrt(max(num_tokens, 0))
+    return (side, side) if side > 0 and side * side == num_tokens else None
 
 
 def resize_position_embedding(

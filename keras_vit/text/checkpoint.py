@@ -16,19 +16,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import folder_of, open_arrays, unstack_scan
+from keras_vit.checkpoints.checkpoint import open_arrays, unstack_scan
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats import jax, keras_hub, kmodels, open_clip
 from keras_vit.checkpoints.formats.file_config import Sizes, number, part
 from keras_vit.checkpoints.formats.transformers import clip
 from keras_vit.checkpoints.formats.transformers.config_json import gelu_of
-from keras_vit.checkpoints.infer_config import contradictions, count, shape_of
-from keras_vit.checkpoints.key_mapping import Rule, Transform, Weight, dense, heads_in, norm, translate
+from keras_vit.checkpoints.infer_config import count, refuse_contradictions
+from keras_vit.checkpoints.key_mapping import Rule, Transform, Weight, dense, heads_in, norm, shape_of, translate
 from keras_vit.checkpoints.load import assign, check_keys, check_shapes, weights_by_key
-from keras_vit.errors import UserError, refuse_first
+from keras_vit.errors import UserError
 from keras_vit.files.keras_model import is_keras_model
 from keras_vit.files.lazy_array import LazyArray, check_all
-from keras_vit.files.safetensors import read_json
+from keras_vit.files.safetensors import folder_of, read_json
 from keras_vit.models.layers import no_init_weights
 from keras_vit.text.tower import TextConfig, build_text_tower
 
@@ -85,7 +85,7 @@ def _identify(arrays: Mapping[str, LazyArray]) -> TextLayout | None:
     of_open_clip = "visual.class_embedding" in arrays or any(key.startswith(open_clip.TRUNK) for key in arrays)
     if "token_embedding.weight" in arrays and of_open_clip:
         return OPEN_CLIP_LAYOUT
-    for layout in (_HUB_CLIP_LAYOUT, _HUB_SIGLIP_LAYOUT, _KMODELS_LAYOUT):
+    for layout in (HUB_CLIP_LAYOUT, HUB_SIGLIP_LAYOUT, _KMODELS_LAYOUT):
         if layout.scale in arrays:
             return layout
     return _BIG_VISION_LAYOUT if "params/txt/Embed_0/embedding" in arrays else None
@@ -173,7 +173,7 @@ def _hub_rules(name: str, prefix: str, embedding: str, block: str) -> tuple[Rule
 
 
 _OF_CLIP, _OF_SIGLIP = "layers/clip_text_encoder/layers/", "layers/sig_lip_text_encoder/layers/"
-_HUB_CLIP_LAYOUT = TextLayout(
+HUB_CLIP_LAYOUT = TextLayout(
     (
         *_hub_rules("CLIP", _OF_CLIP, "token_and_position_embedding", "clip_encoder_layer"),
         Rule(("head/kernel",), "layers/dense_1/vars/0"),
@@ -184,7 +184,7 @@ _HUB_CLIP_LAYOUT = TextLayout(
     "layers/clip_head/vars/0",
     None,
 )
-_HUB_SIGLIP_LAYOUT = TextLayout(
+HUB_SIGLIP_LAYOUT = TextLayout(
     (
         *_hub_rules("SigLIP", _OF_SIGLIP, "sig_lip_text_embedding", "sig_lip_encoder_layer"),
         *keras_hub.dense("head", f"{_OF_SIGLIP}dense"),
@@ -340,7 +340,7 @@ def _text_config(weights: Mapping[str, Weight], layout: TextLayout, content: dic
             "vocab_size": vocab_size,
             "length": shape("embedding/positions", 2)[0],
             "hidden_size": hidden_size,
-            "num_layers": count(weights, r"encoderblock_(\d+)/", "blocks of the text tower"),
+            "num_layers": count(weights, layout.rules, r"encoderblock_(\d+)/", "blocks of the text tower"),
             "mlp_dim": shape(f"{_FIRST}MlpBlock_3/Dense_0/kernel", 2)[1],
             "output_size": shape("head/kernel", 2)[1],
             "num_heads": heads_in(query, weights[query]) or 1,  # of flax alone
@@ -349,5 +349,5 @@ def _text_config(weights: Mapping[str, Weight], layout: TextLayout, content: dic
     )
     fields = _text_fields(content)
     sizes: Sizes = {field: (name, number(fields, name)) for field, name in _SIZES.items() if name in fields}
-    refuse_first(contradictions(config, sizes))
+    refuse_contradictions(config, sizes)
     return config

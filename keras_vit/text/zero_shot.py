@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import LoadOptions, join_keys
-from keras_vit.checkpoints.from_checkpoint import build_source, weight_of
-from keras_vit.checkpoints.key_mapping import Weight
+from keras_vit.checkpoints.checkpoint import LoadOptions, open_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
+from keras_vit.checkpoints.from_checkpoint import Original, weight_of
+from keras_vit.checkpoints.infer_config import infer_blueprint
+from keras_vit.checkpoints.key_mapping import Weight, join_keys
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import UserError
-from keras_vit.models.build import dtype_policy, set_classes
+from keras_vit.models.build import dtype_policy
 from keras_vit.models.config import Classes, ModelConfig, ViTConfig
-from keras_vit.models.tasks import task_of
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.classes import text_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer
@@ -83,18 +84,18 @@ def with_text_head(
     image_size: int | tuple[int, int] | None = None,
 ) -> keras.Model:
     """The image tower of a checkpoint with a head of text embeddings (K, D), each of length 1."""
-
-    def with_head(config: ModelConfig, weights: Mapping[str, Weight]) -> tuple[ModelConfig, Mapping[str, Weight]]:
-        return _with_head(config, weights, embeddings, text, os.fspath(path))
-
-    model = build_source(path, LoadOptions(image_size=image_size, dtype="float32"), with_head)
-    if task_of(model) is not None:
+    checkpoint, name = open_checkpoint(find_checkpoint(path)), os.fsdecode(path)
+    options = LoadOptions(image_size=image_size, dtype="float32")
+    tower = infer_blueprint(checkpoint, name, options)
+    if tower.task is not None:
         raise UserError(
-            f"{os.fspath(path)} is a detector, whose texts are for boxes; give the embeddings of "
-            "keras_vit.text_tower to keras_vit.with_classes."
+            f"{name} is a detector, whose texts are for boxes; give the embeddings of keras_vit.text_tower to "
+            "keras_vit.with_classes."
         )
-    set_classes(model, dataclasses.replace(classes, multi_label=text.bias is not None))
-    return model
+    config, weights = _with_head(tower.config, checkpoint.weights, embeddings, text, name)
+    classes = dataclasses.replace(classes, multi_label=text.bias is not None)
+    blueprint = dataclasses.replace(tower, config=config, classes=classes)
+    return Original(blueprint, dataclasses.replace(checkpoint, weights=weights)).build(options)
 
 
 def _with_head(

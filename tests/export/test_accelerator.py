@@ -23,7 +23,7 @@ from export.tflite.export import export_tflite
 from export.tflite.quantize import quantize
 from keras_vit import DetectionConfig
 from keras_vit.errors import ParityError, UserError
-from keras_vit.models.tasks import build_task
+from keras_vit.models.blueprint import Blueprint
 from tests.browser import WITH_WEBGPU, open_browser
 from tests.export.test_delegates import INPUTS, REFUSED, built
 from tests.export.test_segmentation import PREPROCESSING, TASKS
@@ -103,7 +103,7 @@ def task_of_model(name: str):
         return Detection(ExportedModel(model, ("a", "b", "c"), few))
     if name == "embeddings":
         return embedding_of(ExportedModel(built("token"), (), few), normalize=True)
-    model = randomize(build_task(SEGMENTER, TASKS[name], PREPROCESSING))
+    model = randomize(Blueprint(SEGMENTER, PREPROCESSING, task=TASKS[name]).build())
     if name in ("instance", "panoptic"):  # segments that are likely
         model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
     return Segmentation(ExportedModel(model, ("a", "b", "c", "d"), few))

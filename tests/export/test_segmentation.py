@@ -17,6 +17,7 @@ from export.tasks import Segmentation, open_task
 from export.tflite.export import export_tflite
 from keras_vit import SegmentationConfig
 from keras_vit.errors import ParityError
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import LinearSegmentationConfig
 from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
@@ -35,7 +36,7 @@ TASKS = {
 
 
 def exported(task: str):
-    model = randomize(keras_vit.models.tasks.build_task(TINY, TASKS[task], PREPROCESSING))
+    model = randomize(Blueprint(TINY, PREPROCESSING, task=TASKS[task]).build())
     if task in ("instance", "panoptic"):  # segments that are likely
         model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
     source = open_task(Run.of_model(model, labels=LABELS), SourceOptions(run="memory"))

@@ -27,6 +27,7 @@ from training.recipes.dense import SegmentRecipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 SINGLE = StrategyOptions("single")
+ONE_BLOCK = dataclasses.replace(RECIPE, num_blocks=1)
 
 
 def train(folder, recipe: SegmentRecipe = RECIPE, devices: StrategyOptions = SINGLE, **execution) -> Run:
@@ -42,12 +43,12 @@ def train(folder, recipe: SegmentRecipe = RECIPE, devices: StrategyOptions = SIN
 
 @pytest.fixture(name="undisturbed", scope="module")
 def _undisturbed(tmp_path_factory) -> Run:
-    return train(tmp_path_factory.mktemp("runs") / "undisturbed", checkpoint_every=1)
+    return train(tmp_path_factory.mktemp("runs") / "undisturbed", ONE_BLOCK, checkpoint_every=1)
 
 
 def test_a_model_of_queries_is_trained_and_saved_without_its_training_form(undisturbed):
     model = keras.models.load_model(undisturbed.path / "model.keras")
-    assert keras_vit.task_of(model) == SegmentationConfig(len(LABELS), 6, 2, 1)
+    assert keras_vit.task_of(model) == SegmentationConfig(len(LABELS), 6, 1, 1)
     assert [record["step"] for record in undisturbed.metrics()] == [3, 6]
     assert all(np.isfinite(record["val_loss"]) for record in undisturbed.metrics())
 
@@ -55,8 +56,8 @@ def test_a_model_of_queries_is_trained_and_saved_without_its_training_form(undis
 @pytest.mark.slow
 def test_a_training_with_masks_interrupted_within_an_epoch_ends_in_the_same_bits(undisturbed, tmp_path):
     with killed_after(4):
-        train(tmp_path / "run", checkpoint_every=1)
-    train(tmp_path / "run", checkpoint_every=1)
+        train(tmp_path / "run", ONE_BLOCK, checkpoint_every=1)
+    train(tmp_path / "run", ONE_BLOCK, checkpoint_every=1)
     assert_ended_alike(tmp_path / "run", undisturbed.path)
 
 
@@ -97,7 +98,7 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturb
     np.testing.assert_allclose(np.array(actual)[:, 1], [1, 1, 1, 1, 1, 0.5**0.9, 0, 0, 0], atol=1e-6)
     assert "mask_attention" not in [layer.name for layer in trained_model(trainer).layers]
     state = final_state(undisturbed.path)
-    assert any(array.shape == (2,) and not array.any() for name, array in state.items() if name.startswith("weight"))
+    assert any(array.shape == (1,) and not array.any() for name, array in state.items() if name.startswith("weight"))
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ import jax, keras, numpy as np
 import keras_vit
 from keras_vit import ViTConfig
 from keras_vit.models.config import SegmentationConfig
-from keras_vit.models.tasks import build_task
+from keras_vit.models.blueprint import Blueprint
 from training.loop.devices import kernels
 from training.loop.trainer import segments
 
@@ -125,7 +125,7 @@ for changes in (
 
 # Queries join the tokens before the last block.
 task = SegmentationConfig(2, num_queries=3, num_blocks=1, num_upscale_blocks=1)
-network = build_task(ViTConfig(**options), task, keras_vit.Preprocessing((12, 16)))
+network = Blueprint(ViTConfig(**options), keras_vit.Preprocessing((12, 16)), task=task).build()
 print("unchanged" if kernels.with_padded_tokens(network, "xla") is network else "padded")
 """
 

@@ -30,7 +30,9 @@ def _adapted(tiny_images):
     model = _model()
     for layer in _dense_layers(model):
         layer.enable_lora(4)
-    model.compile(keras.optimizers.Adam(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.Adam(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True
+    )
     frozen = [np.array(layer.non_trainable_weights[0]) for layer in _dense_layers(model)]
     model.fit(tiny_images, np.arange(len(tiny_images)) % 7, epochs=2, verbose=0)
     for layer, before in zip(_dense_layers(model), frozen, strict=True):

@@ -15,7 +15,7 @@ def by_definition(query, key, value):
     ("num_queries", "num_tokens", "transform"),
     [
         (17, 17, jax.jit),
-        (5, 10, jax.checkpoint),
+        pytest.param(5, 10, jax.checkpoint, marks=pytest.mark.slow),
         *(pytest.param(*lengths, jax.jit, marks=pytest.mark.slow) for lengths in ((1, 17), (16, 16))),
     ],
 )

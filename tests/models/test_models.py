@@ -12,10 +12,10 @@ import pytest
 import keras_vit
 from keras_vit import MODELS, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.checkpoints.formats.jax import BIG_TRANSFER, VIT_JAX
-from keras_vit.checkpoints.formats.layout import WrittenModel
 from keras_vit.checkpoints.key_mapping import untranslate
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.errors import nearest
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ModelConfig, identifying_fields
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
@@ -129,7 +129,7 @@ def shapes(name: str, num_classes: int) -> dict[str, tuple[int, ...]]:
     config = MODELS[name]
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
     released = VIT_JAX if isinstance(config, ViTConfig) else BIG_TRANSFER
-    written = WrittenModel(config, Preprocessing(224), num_classes)
+    written = Blueprint(config, Preprocessing(224), num_classes)
     arrays = untranslate(weights, released.layout_for(written).rules, num_heads)
     return {key: array.shape for key, array in arrays.items()}
 

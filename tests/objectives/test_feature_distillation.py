@@ -79,6 +79,7 @@ def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluat
     np.testing.assert_allclose(losses, feature_losses(student(images), wanted)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_ends_without_head_and_projections(upstream, tmp_path):
     command = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
     command += ["--model.patch-size", "2", "--model.num-layers", "1", "--model.hidden-size", "12"]

@@ -8,14 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import Preprocessing, UserError, preprocessing_of, query_embeddings, with_classes
+from keras_vit import Preprocessing, UserError, preprocessing_of, query_embeddings, task_of, with_classes
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.labels import LABELS, check_classes, labels_text
 from keras_vit.images.files import Image, read_image
 from keras_vit.models.config import Classes, DetectionConfig
 from keras_vit.models.detection import SUPPRESSED
-from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings

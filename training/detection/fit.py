@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, with_classes
+from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, task_of, with_classes
 from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.files.keras_model import MODEL
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import TaskConfig
-from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
@@ -109,7 +109,7 @@ def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOp
         embeddings = np.random.default_rng(options.seed).normal(size=(len(labels), config.hidden_size))
     else:
         started, embeddings = task, class_embeddings(backbone.checkpoint, classes_of_labels(labels, options.templates))
-    detector = build_task(config, started, preprocessing)
+    detector = Blueprint(config, preprocessing, task=started).build()
     fill_from(detector, model)
     if task is None:
         head = detector.get_layer("class_head")

@@ -17,7 +17,7 @@ from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import reading, refuse_without_effect
 from keras_vit.files import tflite_metadata
 from keras_vit.files.documents import read_json
-from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
+from keras_vit.files.remote import check_saved_model_path, local_copy
 from keras_vit.run import Run
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.pipeline import evaluation_batches
@@ -249,7 +249,7 @@ def _outputs_of_files(
 
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
-    path = local_copy(existing_file(run.path, "give the path of a .tflite file"))
+    path = local_copy(run.path)
     content = path.read_bytes()
     interpreter, taken, returned = _open_interpreter(run, path)
     metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, run.name)

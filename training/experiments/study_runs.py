@@ -217,7 +217,7 @@ def _run_all(trials: Sequence[Trial], jobs: int, threads: int) -> dict[pathlib.P
             trial = running[done]
             measured[trial.folder] = result = done.result()
             progress.write(
-                f"{trial.folder.name}: accuracy {result['accuracy']:.4f}, {trial.shots}-shot {result['few_shot']:.4f}, "
+                f"{trial.folder.name}: accuracy {result['accuracy']:.1%}, {trial.shots}-shot {result['few_shot']:.1%}, "
                 f"{result['seconds']:.0f} s"
             )
     except KeyboardInterrupt:  # the runs have had it, too, and save their states

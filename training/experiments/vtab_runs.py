@@ -151,13 +151,13 @@ def summarize(results: Mapping[str, dict], missing: Mapping[str, str]) -> dict:
 
 def _table(summary: dict) -> str:
     rows = [
-        (name, row["group"], f"{row['learning_rate']:g}", str(row["steps"]), f"{row['accuracy']:.4f}")
+        (name, row["group"], f"{row['learning_rate']:g}", str(row["steps"]), f"{row['accuracy']:.1%}")
         for name, row in summary["tasks"].items()
     ]
     sizes = {group: sum(task.group == group for task in TASKS) for group in _GROUPS}
     for group, row in summary["groups"].items():
-        rows.append((f"mean of {row['num_tasks']} of {sizes[group]}", group, "", "", f"{row['mean']:.4f}"))
-    rows.append((f"mean of {len(summary['tasks'])} of {len(TASKS)}", "all", "", "", f"{summary['mean']:.4f}"))
+        rows.append((f"mean of {row['num_tasks']} of {sizes[group]}", group, "", "", f"{row['mean']:.1%}"))
+    rows.append((f"mean of {len(summary['tasks'])} of {len(TASKS)}", "all", "", "", f"{summary['mean']:.1%}"))
     return markdown_table(("task", "group", "learning rate", "steps", "test accuracy"), rows, num_text_columns=2)
 
 

@@ -16,13 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit import Preprocessing, UserError, ViTConfig, task_of
 from keras_vit.cli.progress import Progress
 from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.atomic import locked, remove_temporary
 from keras_vit.models.config import identifying_fields
 from keras_vit.models.layers import PoolTokens
-from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.data.dataset import (

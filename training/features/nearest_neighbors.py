@@ -37,7 +37,7 @@ def knn(run: Run, source: DataSet, options: KnnOptions) -> list[dict]:
     rows = nearest_neighbors(
         features.train, features.evaluation, len(features.names), neighbors=fitting, temperature=options.temperature
     )
-    table = [{"neighbors": str(row["neighbors"]), "accuracy": f"{row['accuracy']:.4f}"} for row in rows]
+    table = [{"neighbors": str(row["neighbors"]), "accuracy": f"{row['accuracy']:.1%}"} for row in rows]
     numbers = {"temperature": options.temperature, "results": rows}
     write_report("knn", "Nearest neighbors", options, features, table, numbers)
     return rows

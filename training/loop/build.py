@@ -2,20 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError, preprocessing_of
+from keras_vit import UserError
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import dtype_policy
-from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
+from keras_vit.models.config import DetectionConfig, SegmentationConfig, with_rates
 from keras_vit.models.detection import CLASSES, max_overlap_of, with_classes
 from keras_vit.models.layers import TokenDense, no_init_weights
-from keras_vit.models.tasks import build_task, task_of
 from training.loop.devices.jax_devices import assign_whole, whole
 from training.loop.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
@@ -170,22 +169,23 @@ def rebuilt(
         averages: in place of the trainable weights, if there are any.
     """
     _check_graph(model)
-    config, task = keras_vit.config_of(model), task_of(model)
-    preprocessing = preprocessing or preprocessing_of(model)
-    if task is not None and isinstance(config, ViTConfig):
-        if isinstance(task, SegmentationConfig):  # which training has annealed away
-            task = dataclasses.replace(task, mask_attention=False)
-        new = build_task(config, task, preprocessing, name=model.name)
-        if "class_logits" in model.output and isinstance(task, DetectionConfig):
-            classes = model.get_layer(CLASSES)
-            embeddings = np.zeros((classes.num_classes, classes.embedding_size))
-            new = with_classes(new, embeddings, max_overlap_of(model))
-    else:
-        num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
-        applied: dict[str, Any] = {
-            name: rate for name, rate in (rates or {}).items() if rate or isinstance(config, ViTConfig)
-        }
-        new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name, **applied)
+    blueprint = Blueprint.of(model)
+    task = blueprint.task
+    if isinstance(task, SegmentationConfig):  # which training has annealed away
+        task = dataclasses.replace(task, mask_attention=False)
+    new = dataclasses.replace(
+        blueprint,
+        config=with_rates(blueprint.config, rates or {}),
+        preprocessing=preprocessing or blueprint.preprocessing,
+        task=task,
+        classes=None,
+        classifier_activation=None,
+        dtype=None,
+    ).build()
+    if isinstance(task, DetectionConfig) and "class_logits" in model.output:
+        classes = model.get_layer(CLASSES)
+        embeddings = np.zeros((classes.num_classes, classes.embedding_size))
+        new = with_classes(new, embeddings, max_overlap_of(model))
     with keras.StatelessScope(list(zip(model.trainable_variables, averages, strict=bool(averages)))):
         values = {key: whole(value) for key, value in values_by_key(model).items()}
     for key, variable in weights_by_key(new).items():

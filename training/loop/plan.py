@@ -18,7 +18,7 @@ from training.data.dataset import balanced, class_weights
 from training.data.pipeline import steps_per_epoch
 from training.data.sources import DataSet, open_source
 from training.loop.devices.jax_devices import JaxDevices
-from training.loop.devices.strategies import open_strategy
+from training.loop.devices.strategies import is_chief, open_strategy
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
 from training.recipes.auto import advice
 from training.recipes.recipe import Recipe
@@ -66,6 +66,11 @@ class Plan:
     @property
     def execution(self) -> Execution:
         return self.options.execution
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return is_chief(self.strategy)
 
     @property
     def number(self) -> int:

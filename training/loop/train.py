@@ -33,7 +33,7 @@ from training.loop.callbacks import (
     write_curves,
 )
 from training.loop.devices.service import served_batches
-from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
+from training.loop.devices.strategies import check_equal_on_workers, distributed, report_lost_workers
 from training.loop.dry_run import dry_run_report
 from training.loop.plan import Plan, Setup, print_summary, resolve
 from training.loop.trainer import Trainer
@@ -72,8 +72,7 @@ def run_training(
     if options.dry_run:
         dry_run_report(plan, run, make_model)
         return run
-    writes = is_chief(plan.strategy)
-    with locked(run.path) if writes and not run.is_finished else contextlib.nullcontext():
+    with locked(run.path) if plan.writes and not run.is_finished else contextlib.nullcontext():
         images = "the images of their data, by its files or by the index of its records"
         check_equal_on_workers(plan.strategy, {"their settings or data": plan.number, images: plan.images})
         if run.is_finished:
@@ -82,7 +81,7 @@ def run_training(
             return run
 
         _train(Training(plan, _started(plan, run, make_model, checkpoint), run, callbacks))
-    if writes:
+    if plan.writes:
         last = sorted(run.metrics()[-1].items())
         measured = [(name[4:], value) for name, value in last if name.startswith("val_")]
         metrics = ", ".join(f"{name} {value:{'.1%' if 'accuracy' in name else '.4f'}}" for name, value in measured)
@@ -104,7 +103,7 @@ def _started(plan: Plan, run: Run, make_model: Callable[[int], keras.Model], che
         seed=plan.options.seed,
         class_weights=plan.class_weights,
     )
-    if is_chief(plan.strategy):
+    if plan.writes:
         weights = None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)}
         run.start(plan.settings, plan.data.labels, weights, images=plan.images)
         print_summary(plan, trainer.network)
@@ -114,7 +113,7 @@ def _started(plan: Plan, run: Run, make_model: Callable[[int], keras.Model], che
 
 def _train(training: "Training") -> None:
     """Train until the end, and save curves and model."""
-    plan, run, trainer, writes = training.plan, training.run, training.trainer, training.writes
+    plan, run, trainer = training.plan, training.run, training.trainer
     with (
         report_lost_workers(plan.strategy),
         training.signals.handled(),
@@ -122,10 +121,10 @@ def _train(training: "Training") -> None:
     ):
         training.run_steps()
         training.signals.training_complete()
-        if writes:
+        if plan.writes:
             write_curves(run)  # before the model, which marks the run as finished
-        model = trained_model(trainer) if writes or trainer.reads_together else None
-        if writes:
+        model = trained_model(trainer) if plan.writes or trainer.reads_together else None
+        if plan.writes:
             run.save_model(model)
         # No worker exits while the chief still writes.
         check_equal_on_workers(plan.strategy, {"the steps of the run": training.step})
@@ -140,7 +139,7 @@ class Training:
     def __init__(self, plan: Plan, trainer: Trainer, run: Run, callbacks: Sequence[keras.callbacks.Callback] = ()):
         """Restore the latest checkpoint of a started run. Raises UserError if it does not fit the compiled trainer."""
         self.plan, self.trainer, self.run, self._callers_callbacks = plan, trainer, run, callbacks
-        self.writes, self.signals = is_chief(plan.strategy), StopSignals()
+        self.signals = StopSignals()
         self._epoch = plan.execution.evaluate_every or plan.epoch_steps
         self.step, self.records = 0, list[dict]()  # steps done, and the lines of metrics.jsonl
         self._seconds = 0.0  # that earlier processes spent on the current epoch
@@ -149,14 +148,14 @@ class Training:
             self.records, self._seconds = progress["records"], progress["seconds"]
             for record in self.records:  # earlier versions counted evaluations
                 record["epoch"] = self._epochs_of(record["step"])
-            if self.writes:
+            if self.plan.writes:
                 print(f"Continuing after step {self.step:,}, in epoch {self.step // plan.epoch_steps + 1}.")
 
     def run_steps(self) -> None:
         """Train until the last step, or until a callback or a signal says so."""
         trainer, at_once = self.trainer, self.plan.execution.steps_per_execution
         check_equal_on_workers(trainer.distribute_strategy, {"the step of their checkpoint": self.step})
-        self._log = MetricsLog(self.run, self.records) if self.writes else None
+        self._log = MetricsLog(self.run, self.records) if self.plan.writes else None
         training, self._evaluation, self._evaluation_steps = self._data()
         batches = trainer.batches(training)
         trainer.make_train_function()
@@ -217,15 +216,15 @@ class Training:
         """The caller's callbacks and those of the options, with the display of the progress last."""
         execution, callbacks = self.plan.execution, [*self._callers_callbacks]
         with contextlib.ExitStack() as stack:
-            if self.writes and execution.inspect_every:
+            if self.plan.writes and execution.inspect_every:
                 make_model = functools.partial(trained_model, self.trainer)
                 callbacks.append(InspectEpochs(make_model, self.run, execution.inspect_every))
-            if self.writes and execution.profile_steps:
+            if self.plan.writes and execution.profile_steps:
                 folder, per_execution = self.run.path / "profile", execution.steps_per_execution
                 profile = ProfileSteps(folder, *execution.profile_steps, lambda: self.step, per_execution)
                 stack.callback(profile.stop)
                 callbacks.append(profile)
-            if self.writes and self.step < self.plan.num_steps:
+            if self.plan.writes and self.step < self.plan.num_steps:
                 progress = TrainingProgress(lambda: self.step, self.plan.num_steps, self.plan.epoch_steps)
                 stack.callback(progress.close)
                 callbacks.append(progress)
@@ -285,7 +284,7 @@ class Training:
     def _save(self, seconds: float) -> None:
         """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
         arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
-        if self.writes:
+        if self.plan.writes:
             progress = {"records": self.records, "seconds": seconds}
             checkpoints.save(self.run.path / CHECKPOINTS, self.step, progress, arrays)
         elif self.trainer.reads_together:

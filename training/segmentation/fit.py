@@ -5,10 +5,10 @@ import dataclasses
 import keras
 
 import keras_vit
-from keras_vit import UserError, ViTConfig, preprocessing_of
+from keras_vit import UserError, ViTConfig, preprocessing_of, task_of
 from keras_vit.checkpoints.load import check_unchanged, fill_from
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
-from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run import Run
 from training.data.dense import SceneBatches
 from training.loop.plan import Setup
@@ -69,7 +69,8 @@ def segmenter_to_train(
         )
         if isinstance(own, SegmentationConfig):
             task = dataclasses.replace(task, num_upscale_blocks=own.num_upscale_blocks, gelu=own.gelu)
-    started = build_task(config, task, recipe.preprocessing(preprocessing_of(model).channels, preprocessing_of(model)))
+    images = preprocessing_of(model)
+    started = Blueprint(config, recipe.preprocessing(images.channels, images), task=task).build()
     fill_from(started, model)
     for layer in started.layers if recipe.head == "linear" else ():
         layer.trainable = layer.name.startswith(_HEAD)

@@ -6,8 +6,9 @@ The weights of all models here have the keys of vit_jax as released, those of Bi
 from collections.abc import Mapping
 
 from keras_vit.checkpoints import key_mapping as keys
-from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import PositionEmbeddingKind, ResNetConfig, ViTConfig
 
 _SCALE_BIAS = ("scale", "bias")
@@ -101,14 +102,14 @@ def _is_vit(arrays: Mapping[str, LazyArray], *, released: bool) -> bool:
     return "embedding/kernel" in arrays and is_released == released
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     if not isinstance(model.config, ViTConfig):
         return None
     heads = ("token", "gap", "map", "unpooled", "none")
     return {**DEFAULTS, "classifier": heads, "representation_size": None, "stem": (None, ResNetConfig)}
 
 
-def _expressible_in_big_vision(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible_in_big_vision(model: Blueprint) -> dict[str, tuple | None] | None:
     fields = _expressible(model)
     return fields and {**fields, "stem": (None,), "position_embedding": ("learned", "sincos-2d")}
 

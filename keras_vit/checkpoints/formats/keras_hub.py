@@ -27,15 +27,16 @@ from keras_vit.checkpoints.formats.file_config import (
     pair,
     part,
 )
-from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, check_square, inexpressible
 from keras_vit.errors import UserError
-from keras_vit.files.hdf5 import open_hdf5, write_hdf5
+from keras_vit.files.hdf5 import WEIGHTS, open_hdf5, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import read_json
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu, ViTConfig
 
 CONFIG, TASK = "config.json", "task.json"
-WEIGHTS, TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
+TASK_WEIGHTS = "task.weights.h5"
 _OF_TASK = "task/"
 _TEXT_TOWERS = ("layers/clip_text_encoder/", "layers/sig_lip_text_encoder/")
 _HEADS = ("layers/clip_head/", "layers/sig_lip_head/", f"{_OF_TASK}optimizer/")
@@ -53,7 +54,7 @@ _POSITION_IDS = {
     "sig_lip_text_embedding/position_embedding/vars/0": "sig_lip_text_embedding/vars/0",
 }
 _GELU: dict[str, Gelu] = {"gelu": "erf", "gelu_approximate": "tanh", "quick_gelu": "quick", "silu": "silu"}
-_ACTIVATIONS = {gelu: name for name, gelu in _GELU.items()}
+ACTIVATIONS = {gelu: name for name, gelu in _GELU.items()}
 _CLASSES = {
     "ViTBackbone": "vit.vit_backbone",
     "ViTImageClassifier": "vit.vit_image_classifier",
@@ -337,6 +338,13 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
+def tower_layout(name: str, grid: tuple[int, int]) -> Layout:
+    """The layout of the image tower beside a text tower; name: "CLIP" or "SigLIP"."""
+    if name == "CLIP":
+        return _clip_layout("layers/clip_vision_encoder/layers/", grid)
+    return _siglip_layout("layers/sig_lip_vision_encoder/layers/", grid)
+
+
 # The configs
 
 
@@ -439,7 +447,7 @@ def _head(files: Mapping[str, dict], *, has_class_token: bool) -> dict[str, Any]
 # Writing
 
 
-def _family(model: WrittenModel) -> str | None:
+def _family(model: Blueprint) -> str | None:
     """The class of keras-hub for a model; None if there is none."""
     config = model.config
     if not isinstance(config, ViTConfig) or model.task is not None:
@@ -455,7 +463,7 @@ def _family(model: WrittenModel) -> str | None:
     return "DeiTBackbone" if config.distillation != "none" else "ViTBackbone"
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     family = _family(model)
     if family is None:
         return None
@@ -497,7 +505,7 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return {**DEFAULTS, "prefix_positions": None, **own[family]}
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     config, family = model.vit, _family(model)
     grid = config.grid(model.preprocessing.image_size)
     if family == "DINOV3Backbone":
@@ -511,12 +519,11 @@ def _layout_for(model: WrittenModel) -> Layout:
     return _vit_layout(distilled=family == "DeiTBackbone", two_heads=config.representation_size is not None)
 
 
-def _write_config(model: WrittenModel) -> dict[str, dict]:
+def _write_config(model: Blueprint) -> dict[str, dict]:
     config, family, channels = model.vit, str(_family(model)), model.preprocessing.channels
     size, is_vit = model.preprocessing.image_size, family in ("ViTBackbone", "DeiTBackbone")
-    is_square = size[0] == size[1] or family == "DINOV3Backbone"
-    if not is_vit and not (is_square and config.patch[0] == config.patch[1]):
-        raise UserError(f"{family} of keras-hub has square images and patches; adapt the model to square images.")
+    if not is_vit:
+        check_square(f"{family} of keras-hub", *([] if family == "DINOV3Backbone" else [size]), config.patch)
     fields = {
         "image_shape": [*size, channels],
         "patch_size": list(config.patch) if is_vit else config.patch[0],
@@ -554,7 +561,7 @@ def _own_fields(family: str, config: ViTConfig, size: tuple[int, int], channels:
     if family == "DeiTBackbone":
         return {"layer_norm_epsilon": epsilon}
     if family in ("CLIPVisionEncoder", "SigLIPVisionEncoder"):
-        return {"intermediate_activation": _ACTIVATIONS[config.gelu]}
+        return {"intermediate_activation": ACTIVATIONS[config.gelu]}
     own: dict[str, Any] = {
         "layer_scale_init_value": config.layer_scale,
         "num_register_tokens": config.num_registers,
@@ -563,12 +570,12 @@ def _own_fields(family: str, config: ViTConfig, size: tuple[int, int], channels:
     if family == "DINOV2Backbone":
         hidden = next((n for n in range(1, 2 * config.mlp_dim) if (n * 2 // 3 + 7) // 8 * 8 == config.mlp_dim), None)
         if config.gated_mlp and hidden is None:
-            raise UserError(f"DINOV2Backbone of keras-hub has gated MLPs of a multiple of 8, not of {config.mlp_dim}.")
+            raise inexpressible("DINOV2Backbone of keras-hub has MLPs of multiples of 8", f"{config.mlp_dim}")
         own |= {"intermediate_dim": hidden} if config.gated_mlp else {}
         return {**own, "use_swiglu_ffn": config.gated_mlp, "position_embedding_shape": [*size, channels]}
     return own | {
         "layer_norm_eps": epsilon,
-        "hidden_activation": _ACTIVATIONS[config.gelu],
+        "hidden_activation": ACTIVATIONS[config.gelu],
         "use_gated_mlp": config.gated_mlp,
         "use_query_bias": config.qkv_bias,
         "use_key_bias": config.qkv_bias and config.key_bias,

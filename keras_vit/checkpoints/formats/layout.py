@@ -11,21 +11,17 @@ from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessin
 from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.files.safetensors import write_safetensors
+from keras_vit.files.safetensors import json_files, write_safetensors
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import (
-    DetectionConfig,
     Gelu,
-    ModelConfig,
     PositionEmbeddingKind,
-    ResNetConfig,
-    SegmentationConfig,
-    TaskConfig,
     ViTConfig,
 )
 from keras_vit.models.weight_resizing import Resampler
 
 if TYPE_CHECKING:
-    from keras_vit.images.preprocessing import Preprocessing
+    pass
 
 # Biases of heads, which most codes always have, and of the first query.
 HEAD_BIASES = ("head/bias", "head_distillation/bias")
@@ -65,8 +61,9 @@ class Layout:
     torch: bool = False
     """Whether the code is on PyTorch: it dilates the stages of a ResNet after the fourth, and takes a square number of
     position embeddings for a square grid."""
-    rotates_pairs: bool = False
-    """Whether rotary positions rotate neighboring channels of a head, instead of those of its two halves."""
+    rotates_pairs: bool | None = False
+    """Whether rotary positions rotate neighboring channels of a head, instead of those of its two halves; None where
+    config.json says whether there are any."""
     stores_groups: bool = False
     """Whether config.json has the number of groups of GroupNorm."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -83,46 +80,6 @@ class Layout:
     """Task of the model; None for a classifier or features."""
     notes: tuple[str, ...] = ()
     """Note for the user of a saved file."""
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenModel:
-    """A model to write, as a format sees it."""
-
-    config: ModelConfig
-    preprocessing: "Preprocessing"
-    num_classes: int
-    """Width of the head; 0 without a head."""
-    labels: tuple[str, ...] = ()
-    """Class names; empty if they are unknown."""
-    task: TaskConfig | None = None
-    """The further task of the model; None for a classifier or features."""
-    classifier_activation: str | None = None
-    """Activation of the head; None for logits."""
-
-    @property
-    def vit(self) -> ViTConfig:
-        """The config of a Vision Transformer."""
-        assert isinstance(self.config, ViTConfig)
-        return self.config
-
-    @property
-    def resnet(self) -> ResNetConfig:
-        """The config of a ResNet."""
-        assert isinstance(self.config, ResNetConfig)
-        return self.config
-
-    @property
-    def segmentation(self) -> SegmentationConfig:
-        """The task of a model that segments."""
-        assert isinstance(self.task, SegmentationConfig)
-        return self.task
-
-    @property
-    def detection(self) -> DetectionConfig:
-        """The task of a model that detects."""
-        assert isinstance(self.task, DetectionConfig)
-        return self.task
 
 
 _UNRESTRICTED = {
@@ -151,22 +108,39 @@ class Format:
     """Arrays by key -> the layout, or None for another format. Raises UserError for a model that is not supported."""
     config_files: tuple[str, ...] = ()
     """Names of the configs beside the weights; without the first one, the others say nothing."""
+    own_configs: Callable[[pathlib.Path], Mapping[str, dict]] | None = None
+    """The configs by name where they are not, or not only, such files."""
     read_config: Callable[[Mapping[str, dict], Layout], FileConfig] = lambda files, layout: FileConfig()
     """Its configs, by name of the file -> what they say. Raises UserError for unsupported settings."""
     suffixes: tuple[str, ...] = ()
     """Suffix of its files; "" is a folder with configs."""
-    expressible: Callable[[WrittenModel], dict[str, tuple | None] | None] = lambda model: None
+    expressible: Callable[[Blueprint], dict[str, tuple | None] | None] = lambda model: None
     """The values that it can express, by field of ViTConfig; None if it is for other kinds of models."""
-    layout_for: Callable[[WrittenModel], Layout] | None = None
+    layout_for: Callable[[Blueprint], Layout] | None = None
     """The rules and numerics for writing a model that it can express."""
-    write_config: Callable[[WrittenModel], dict[str, dict]] = lambda model: {}
+    write_config: Callable[[Blueprint], dict[str, dict]] = lambda model: {}
     """The configs, by name of the file. Raises UserError for what they cannot express."""
     write_weights: Callable[[pathlib.Path, Mapping[str, np.ndarray]], None] = _write_safetensors
-    """Writes the arrays into a folder."""
+    """Writes the arrays into a folder; where its suffix is .h5, into that file."""
     has_task: bool = False
     """Whether it is for models with a further task, which no other format can write."""
+
+    def open_configs(self, path: pathlib.Path) -> Mapping[str, dict]:
+        """Read its configs in a folder, or beside a file of weights, by name."""
+        return self.own_configs(path) if self.own_configs is not None else json_files(path, self.config_files)
+
+
+def inexpressible(what: str, but: str) -> UserError:
+    """Return the error for a model that a layout cannot express."""
+    return UserError(f"{what}, but this model has {but}; adapt it, choose another layout, or save a .keras file.")
 
 
 def unsupported(what: str, advice: str) -> UserError:
     """Return the error for a file of a model that is not supported."""
     return UserError(f"The file is {what}, which is not supported; {advice}.")
+
+
+def check_square(name: str, *sizes: tuple[int, int]) -> None:
+    """Raise UserError for images or patches that the config of a family takes for square ones."""
+    if any(height != width for height, width in sizes):
+        raise inexpressible(f"{name} has square images and patches", f"{' and '.join(map(str, sizes))}")

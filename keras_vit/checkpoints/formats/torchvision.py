@@ -5,9 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import torch_images
-from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout
 from keras_vit.checkpoints.key_mapping import CONV, POSITIONS, Rule, block_rules, dense, norm
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ConvStem, ViTConfig
 
 _STEM = "conv_proj.conv_bn_relu_{i}"
@@ -21,12 +22,12 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return _layout(conv_stem="conv_proj.conv_last.weight" in arrays, before_0_12=before_0_12)
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     stems = {"stem": (None, ConvStem), "representation_size": None}
     return {**DEFAULTS, **stems} if isinstance(model.config, ViTConfig) else None
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     stem = model.vit.stem
     return _layout(conv_stem=stem is not None, num_convolutions=len(stem.channels) if isinstance(stem, ConvStem) else 0)
 

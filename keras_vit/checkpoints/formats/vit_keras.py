@@ -1,4 +1,4 @@
-"""Files of vit-keras 0.1 (Keras 2) and 0.2: .h5 files of whole models and of weights, with people's own heads. Read.
+"""Files of vit-keras 0.1 (Keras 2) and 0.2: .h5 files of whole models and of weights, with people's own heads.
 
 A whole model describes its layers; those behind the class token become the head here: Dropout and Flatten, which change
 nothing, BatchNormalization, which becomes a part of the Dense after it, one Dense with tanh, and the last Dense.
@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints import key_mapping as keys
-from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing, check_supported, number
-from keras_vit.checkpoints.formats.layout import HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
+from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing, check_field, check_supported, number
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
 from keras_vit.errors import UserError
-from keras_vit.files.hdf5 import open_hdf5, read_model_config
+from keras_vit.files.hdf5 import open_hdf5, read_model_config, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
+from keras_vit.models.config import ViTConfig
 
 # The description of the model in its file, as another file beside it.
 MODEL_CONFIG = "model_config"
@@ -33,22 +35,22 @@ _TOWER = {"InputLayer", "Conv2D", "Reshape", "ClassToken", "AddPositionEmbs", "T
 _EXAMPLES = {"Patches", "PatchEncoder", "ShiftedPatchTokenization", "MultiHeadAttentionLSA", "CCTTokenizer"}
 
 
-def is_model(path: pathlib.Path) -> bool:
-    """Whether an HDF5 file is of vit-keras, or of a model of Keras 2 that is refused with its reason."""
-    arrays = open_hdf5(path)
-    return any(_BLOCK.search(key) for key in arrays) or bool(_EXAMPLES & {*_class_names(read_model_config(path))})
+def open_model(path: pathlib.Path) -> dict[str, LazyArray] | None:
+    """The arrays of an HDF5 file by their names in vit-keras, with ":0" as in Keras 2, and "head"; None for another.
 
-
-def open_model(path: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of a file by their names in vit-keras, with ":0" as in Keras 2, and "head". Raises UserError."""
-    description, arrays, others = read_model_config(path), dict[str, LazyArray](), dict[str, LazyArray]()
+    Raises UserError for what is no model here, with its reason.
+    """
+    stored, description = open_hdf5(path), read_model_config(path)
+    arrays, others = dict[str, LazyArray](), dict[str, LazyArray]()
     if examples := sorted(_EXAMPLES & {*_class_names(description)}):
         raise unsupported(
             f"a Vision Transformer of Keras' examples (its layer {examples[0]})",
             "each of its heads is as wide as the model, its MLPs end in a GELU and its head reads all tokens; train a "
             "model of keras_vit, such as ViT-Ti_16, on the same data instead",
         )
-    for key, array in open_hdf5(path).items():
+    if not any(_BLOCK.search(key) for key in stored):
+        return None
+    for key, array in stored.items():
         if not array.is_float or key.startswith("optimizer_weights/"):
             continue
         name = _name(key)
@@ -103,11 +105,9 @@ def _layers(description: dict) -> list[dict]:
 def _behind_tower(description: dict) -> list[dict]:
     """The layers behind the class token. Raises UserError for a tower that is not that of vit-keras."""
     layers = _layers(description)
-    if _branches(description):
-        raise UserError("The model has layers beside those of vit-keras that are not a chain; models here are one.")
     names = [_class(layer) for layer in layers]
     last = max(place for place, name in enumerate(names) if name == "TransformerBlock")
-    unknown = [name for name in names[:last] if name not in _TOWER]
+    unknown = ["branches"] if _branches(description) else [name for name in names[:last] if name not in _TOWER]
     if unknown or names[last + 1 : last + 3] != ["LayerNormalization", "Lambda"]:
         what = unknown[0] if unknown else "layers behind its blocks"
         raise unsupported(f"a model of vit-keras with other layers ({what})", "give the model that vit-keras built")
@@ -174,7 +174,7 @@ def _variable(arrays: Mapping[str, LazyArray], layer: str, leaf: str) -> Any:
     """A variable of a layer; None if it has none. Raises UserError for a missing one that it always has."""
     key = next((key for key in arrays if re.search(rf"(^|/){re.escape(layer)}/{leaf}(:0)?$", key)), None)
     if key is None and leaf in ("kernel", "moving_mean", "moving_variance"):
-        raise UserError(f"The file describes a layer {layer!r}, but lacks its {leaf}; it is damaged.")
+        keys.refuse_keys("is incomplete", [f"{layer}/{leaf}"])
     return None if key is None else arrays[key].read().astype(np.float64)
 
 
@@ -214,8 +214,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         -1:
     ]
     heads = {number(block, "num_heads") for block in blocks}
-    if len(heads) != 1:
-        raise UserError(f"The blocks of the file have {sorted(map(str, heads))} heads; models here have one number.")
+    check_field(len(heads) == 1, "num_heads", "one number for all blocks", sorted(map(str, heads)), MODEL_CONFIG)
     return FileConfig(
         num_heads=heads.pop(),
         gelu="erf",
@@ -226,4 +225,62 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     )
 
 
-VIT_KERAS = Format("vit_keras", _identify, config_files=(MODEL_CONFIG,), read_config=_read_config)
+def _description(path: pathlib.Path) -> dict[str, dict]:
+    description = read_model_config(path)
+    return {MODEL_CONFIG: description} if description else {}
+
+
+# Writing
+
+
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
+    if not isinstance(model.config, ViTConfig) or model.task is not None:
+        return None
+    exact = {"gelu": ("erf",), "layer_norm_epsilon": (1e-6,), "stem": (None,)}
+    return {**DEFAULTS, **exact, "representation_size": None}
+
+
+def _write_weights(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a file of weights as Keras 2 does: each layer has its arrays in their order, and names them."""
+    layers: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        name = f"class_token/{key}" if key.startswith("cls") else key.replace("/MlpBlock_3/", "/")
+        part, _, leaf = name.removesuffix(":0").rpartition("/")
+        is_norm = part.rpartition("/")[2].startswith(("LayerNorm_", "encoder_norm"))
+        leaf = _NORM_LEAVES[leaf] if is_norm else leaf
+        block = re.match(r"Transformer/encoderblock_\d+", part)
+        layers.setdefault(block[0] if block else part, {})[f"{part}/{leaf}:0"] = array
+    names = sorted(layers, key=_place)
+    stored = {f"{layer}/{key}": array for layer in names for key, array in layers[layer].items()}
+    attributes: dict[str, dict[str, Any]] = {
+        layer: {"weight_names": sorted(layers[layer], key=_place)} for layer in names
+    }
+    write_hdf5(file, stored, attributes | {"/": {"layer_names": names, "backend": "tensorflow"}})
+
+
+_NORM_LEAVES = {leaf: name for name, leaf in _LEAVES.items()}
+# The order of layers, of the parts of a block, and of the arrays of a part.
+_ORDER = ("embedding", "class_token", "posembed_input", "encoderblock_", "encoder_norm", "pre_logits", "head")
+_PARTS = ("query", "key", "value", "out", "Dense_0", "Dense_1", "LayerNorm_0", "LayerNorm_2")
+
+
+def _place(name: str) -> tuple[int, int, int, bool]:
+    """The place of a layer or array in a file."""
+    layer = next(place for place, part in enumerate(_ORDER) if name.removeprefix("Transformer/").startswith(part))
+    block = re.match(r"Transformer/encoderblock_(\d+)", name)
+    part = next((place for place, part in enumerate(_PARTS) if f"/{part}/" in name), 0)
+    return layer, int(block[1]) if block else 0, part, name.endswith(("bias:0", "beta:0"))
+
+
+_NOTE = "vit-keras reads the file by load_weights of a model of these sizes: vit.build_model(…), or vit.vit_b16(…)."
+VIT_KERAS = Format(
+    "vit_keras",
+    _identify,
+    (MODEL_CONFIG,),
+    _description,
+    read_config=_read_config,
+    suffixes=(".h5",),
+    expressible=_expressible,
+    layout_for=lambda model: dataclasses.replace(_LAYOUT, notes=(_NOTE,)),
+    write_weights=_write_weights,
+)

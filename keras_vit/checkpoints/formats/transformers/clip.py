@@ -5,9 +5,10 @@ from typing import Any
 
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, part
-from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel, unsupported
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, check_square, unsupported
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Classifier, DetectionConfig, ViTConfig
 
 _CLIP = {**config_json.BASE, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
@@ -36,7 +37,7 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     config = model.config
     if not isinstance(config, ViTConfig) or config.layer_scale is not None or config.position_embedding == "rotary":
         return None
@@ -128,10 +129,10 @@ def _vision_config(fields: dict) -> dict:
     return {**tower, "model_type": fields["model_type"]}
 
 
-def _write_config(model: WrittenModel) -> dict[str, dict]:
+def _write_config(model: Blueprint) -> dict[str, dict]:
     model_type, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
     fields = config_json.vit_fields(model, f"{model_type}_vision_model", name)
-    config_json.check_square(f"A {name}", model.preprocessing.image_size, model.vit.patch)
+    check_square(f"A {name} of transformers", model.preprocessing.image_size, model.vit.patch)
     if model.num_classes:
         fields |= {"architectures": [f"{name}WithProjection"], "projection_dim": model.num_classes}
     return config_json.written(model, fields)
@@ -162,14 +163,14 @@ def _identify_owl(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
-def _expressible_in_owl(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible_in_owl(model: Blueprint) -> dict[str, tuple | None] | None:
     if not isinstance(model.task, DetectionConfig):
         return None
     own: dict[str, tuple | None] = {"gelu": None, "pre_norm": (True,), "patch_bias": (False,)}
     return {**DEFAULTS, **own, "prefix_positions": None, "classifier": ("none",), "with_class_token": (True,)}
 
 
-def _owl_type(model: WrittenModel) -> str:
+def _owl_type(model: Blueprint) -> str:
     return "owlv2" if model.detection.objectness else "owlvit"
 
 
@@ -213,10 +214,10 @@ def _read_owl_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     return config_json.read_vit(files, config, layout, sizes, num_classes=None, task_sizes=task)
 
 
-def _write_owl_config(model: WrittenModel) -> dict[str, dict]:
+def _write_owl_config(model: Blueprint) -> dict[str, dict]:
     name, width = _owl_type(model), model.detection.embedding_size
     vision = config_json.vit_fields(model, f"{name}_vision_model", _OWL_NAMES[name])
-    config_json.check_square(f"A {_OWL_NAMES[name]}", model.preprocessing.image_size, model.vit.patch)
+    check_square(f"A {_OWL_NAMES[name]} of transformers", model.preprocessing.image_size, model.vit.patch)
     del vision["architectures"]
     vision["num_channels"] = model.preprocessing.channels
     text = {"model_type": f"{name}_text_model", "hidden_size": width, "intermediate_size": 4 * width}

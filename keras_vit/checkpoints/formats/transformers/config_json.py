@@ -13,13 +13,14 @@ from keras_vit.checkpoints.formats.file_config import (
     pair,
     sizes_in,
 )
-from keras_vit.checkpoints.formats.layout import Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.formats.transformers.image_processor import (
     PROCESSOR_FILES,
     processor_config,
     read_processor,
 )
 from keras_vit.errors import UserError
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu
 
 CONFIG = "config.json"
@@ -110,15 +111,6 @@ def check_values(config: dict, supported: Mapping[str, object]) -> None:
         check_supported(name, config.get(name, value), [value])
 
 
-def check_square(name: str, *sizes: tuple[int, int]) -> None:
-    """Raise UserError for images or patches that the config of a family in transformers takes for square ones."""
-    if any(height != width for height, width in sizes):
-        raise UserError(
-            f"{name} of transformers has square images and patches, but these are {' and '.join(map(str, sizes))}; "
-            "adapt the model to square images, or choose another layout."
-        )
-
-
 def num_labels(config: dict) -> tuple[str, int] | None:
     """(name in config.json, width of the head), if it says so."""
     names = config.get("id2label")
@@ -137,7 +129,7 @@ def _heads_of(fields: dict) -> tuple[str, ...]:
     return ("head",) if any(name.endswith(has_head) for name in names) else ()
 
 
-def written(model: WrittenModel, own: dict) -> dict[str, dict]:
+def written(model: Blueprint, own: dict) -> dict[str, dict]:
     """config.json, with the fields of the family, and preprocessor_config.json."""
     fields: dict[str, Any] = {"dtype": "float32", "num_channels": model.preprocessing.channels}
     if model.num_classes:
@@ -147,7 +139,7 @@ def written(model: WrittenModel, own: dict) -> dict[str, dict]:
     return {CONFIG: fields | own, PROCESSOR_FILES[1]: processor_config(model.preprocessing, own["model_type"])}
 
 
-def vit_fields(model: WrittenModel, model_type: str, architecture: str) -> dict[str, Any]:
+def vit_fields(model: Blueprint, model_type: str, architecture: str) -> dict[str, Any]:
     """The fields of all Vision Transformers."""
     config, (height, width) = model.vit, model.preprocessing.image_size
     return {

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, same_fields
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square, inexpressible
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.vit import STORED_ATTENTION
 from keras_vit.checkpoints.key_mapping import CONV, POSITIONS, Rule, block_rules, dense, norm, packed_mlp
-from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ViTConfig
 
 _DINOV2 = {name: value for name, value in config_json.BASE.items() if name != "intermediate_size"}
@@ -43,7 +43,7 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     config = model.config
     if not isinstance(config, ViTConfig) or config.layer_scale is None or config.position_embedding == "rotary":
         return None
@@ -59,7 +59,7 @@ def _type(config: ViTConfig) -> str:
     return "dinov2_with_registers" if config.num_registers else "dinov2"
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     config, prefix = model.vit, f"{_type(model.vit)}." if model.num_classes else ""
     layout = _layout(
         prefix, registers=config.num_registers > 0, gated=config.gated_mlp, classifies=model.num_classes > 0
@@ -110,9 +110,9 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     return config_json.read_vit(files, config, layout, sizes, **({"gelu": "silu"} if gated else {}))
 
 
-def _write_config(model: WrittenModel) -> dict[str, dict]:
+def _write_config(model: Blueprint) -> dict[str, dict]:
     config = model.vit
-    config_json.check_square("DINOv2", model.preprocessing.image_size)
+    check_square("DINOv2 of transformers", model.preprocessing.image_size)
     name = _type(config)
     fields = config_json.vit_fields(
         model, name, _NAMES[name] + ("ForImageClassification" if model.num_classes else "Model")
@@ -144,10 +144,8 @@ def mlp_ratio(config: ViTConfig) -> int:
     for ratio in range(1, 65):
         if _mlp_dim(config.hidden_size, ratio, gated=config.gated_mlp) == config.mlp_dim:
             return ratio
-    raise UserError(
-        f"DINOv2 of transformers has an MLP that is a multiple of the width, but {config.mlp_dim} does not follow from "
-        f"{config.hidden_size}; choose another layout."
-    )
+    own = f"one of {config.mlp_dim} at {config.hidden_size}"
+    raise inexpressible("DINOv2 of transformers has an MLP that is a multiple of the width", own)
 
 
 DINOV2 = config_json.HuggingFace(
@@ -174,7 +172,7 @@ def _identify_v3(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
-def _expressible_in_v3(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible_in_v3(model: Blueprint) -> dict[str, tuple | None] | None:
     config = model.config
     if not isinstance(config, ViTConfig) or config.position_embedding != "rotary":
         return None
@@ -187,7 +185,7 @@ def _expressible_in_v3(model: WrittenModel) -> dict[str, tuple | None] | None:
     }
 
 
-def _v3_layout_for(model: WrittenModel) -> Layout:
+def _v3_layout_for(model: Blueprint) -> Layout:
     config = model.vit
     # Of pretraining alone, zeros as initially; without registers, every file has an empty array of them.
     zeros = {"embeddings.mask_token": np.zeros((1, 1, config.hidden_size), np.float32)}
@@ -243,7 +241,7 @@ def v3_fields(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def _write_v3_config(model: WrittenModel) -> dict[str, dict]:
+def _write_v3_config(model: Blueprint) -> dict[str, dict]:
     own = {"rope_theta": 100.0, "layerscale_value": model.vit.layer_scale}
     return config_json.written(
         model, config_json.vit_fields(model, "dinov3_vit", "DINOv3ViTModel") | v3_fields(model.vit) | own

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, part, same_fields
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel, unsupported
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square, inexpressible, unsupported
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.dino import GATED, SCALES, mlp_ratio, mlp_size, v3_fields, v3_sizes
 from keras_vit.checkpoints.key_mapping import CONV, DEPTHWISE, POSITIONS, TABLE, Rule, block_rules, dense, norm
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import SegmentationConfig, ViTConfig
 
 _NAMES = {"eomt": "EomtForUniversalSegmentation", "eomt_dinov3": "EomtDinov3ForUniversalSegmentation"}
@@ -52,7 +53,7 @@ def delta_error() -> UserError:
     )
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     config = model.config
     if not isinstance(model.task, SegmentationConfig) or not isinstance(config, ViTConfig):
         return None
@@ -68,7 +69,7 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return {**DEFAULTS, **own, **(dict.fromkeys(("key_bias", "qkv_bias"), None) if rotary else {})}
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     config, task = model.vit, model.segmentation
     weights = np.ones(task.num_classes + 1, np.float32)
     weights[-1] = _NO_OBJECT_WEIGHT
@@ -141,15 +142,13 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     return config_json.read_vit(files, config, layout, sizes, **own)
 
 
-def _write_config(model: WrittenModel) -> dict[str, dict]:
+def _write_config(model: Blueprint) -> dict[str, dict]:
     config, task = model.vit, model.segmentation
-    config_json.check_square("EoMT", model.preprocessing.image_size, config.patch)
+    check_square("EoMT of transformers", model.preprocessing.image_size, config.patch)
     name = "eomt_dinov3" if config.position_embedding == "rotary" else "eomt"
     if task.gelu != config.gelu and not (name == "eomt" and config.gated_mlp):
-        raise UserError(
-            f"EoMT of transformers has one activation, but this model has {config.gelu!r} in its blocks and "
-            f"{task.gelu!r} in its heads; save it as a .keras file."
-        )
+        own = f"{config.gelu!r} in its blocks and {task.gelu!r} in its heads"
+        raise inexpressible("EoMT of transformers has one activation", own)
     fields = config_json.vit_fields(model, name, _NAMES[name]) | {
         "num_register_tokens": config.num_registers,
         "layerscale_value": config.layer_scale,

@@ -14,10 +14,11 @@ from keras_vit.checkpoints.formats.file_config import (
     pair,
     part,
 )
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ResNetConfig, ViTConfig
 
 _TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
@@ -65,7 +66,7 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     if not isinstance(model.config, ViTConfig):
         return None
     fields = {**DEFAULTS, "gelu": None, "qkv_bias": None}
@@ -86,7 +87,7 @@ def _type(config: ViTConfig) -> str:
     return "ijepa" if config.classifier == "gap" else "vit"
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     name, two_heads = _type(model.vit), model.vit.distillation == "head"
     types = _TYPES if name == "vit" else (name,)
     layout = _layout(f"{name}." if model.num_classes else "", types, two_heads=two_heads)
@@ -133,7 +134,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     return config_json.read_vit(files, config, layout, sizes, **backbone)
 
 
-def _write_config(model: WrittenModel) -> dict[str, dict]:
+def _write_config(model: Blueprint) -> dict[str, dict]:
     config = model.vit
     model_type = _type(config) if config.stem is None else "vit-hybrid"
     name = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT", "ijepa": "IJepa"}[model_type]
@@ -234,7 +235,7 @@ def _bit_settings(backbone: dict) -> dict[str, Any]:
     return {"num_groups": number(backbone, "num_groups"), "resnet_sizes": sizes}
 
 
-def _write_bit_config(model: WrittenModel) -> dict[str, dict]:
+def _write_bit_config(model: Blueprint) -> dict[str, dict]:
     architecture = "BitForImageClassification" if model.num_classes else "BitModel"
     return config_json.written(model, {**_bit_fields(model.resnet), "architectures": [architecture]})
 
