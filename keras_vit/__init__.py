@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from keras_vit.run import load
     from keras_vit.scores import predict
     from keras_vit.text.checkpoint import text_tower
+    from keras_vit.text.save import save_two_towers
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.zero_shot import zero_shot
 else:
@@ -74,8 +75,9 @@ __all__ = [
     "SegmentationConfig", "ShiftedPatches", "UserError", "ViTConfig", "adapt", "build", "chunk_attention", "classes_of",
     "config_of", "describe", "detection_model", "feature_map", "feature_maps", "find_checkpoint", "from_checkpoint",
     "get_layer", "hybrid_resnet", "intermediates", "list_models", "load", "load_checkpoint", "predict",
-    "preprocessing_of", "query_embeddings", "resize_position_embedding", "save_checkpoint", "segmentation_model",
-    "set_classes", "summary", "task_of", "text_tower", "tokenizer", "with_classes", "with_queries", "zero_shot",
+    "preprocessing_of", "query_embeddings", "resize_position_embedding", "save_checkpoint", "save_two_towers",
+    "segmentation_model", "set_classes", "summary", "task_of", "text_tower", "tokenizer", "with_classes",
+    "with_queries", "zero_shot",
 ]  # fmt: skip
 
 

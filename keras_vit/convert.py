@@ -10,6 +10,7 @@ from keras_vit.checkpoints.find import check_name
 from keras_vit.checkpoints.layouts import check_target
 from keras_vit.cli import parser
 from keras_vit.cli.options import Positional
+from keras_vit.errors import UserError
 from keras_vit.models.config import Gelu
 from keras_vit.run import check_model_file
 
@@ -21,9 +22,11 @@ class Arguments:
     source: Annotated[str, Positional("IN")]
     """Checkpoint file or folder, address, official name such as augreg:B_16, .keras file, or run directory."""
     target: Annotated[pathlib.Path, Positional("OUT")]
-    """File to write (.npz, .safetensors), or new folder (huggingface, timm)."""
+    """File to write (.npz, .safetensors, .h5), or new folder (huggingface, timm, keras_hub, kmodels)."""
     layout: str
-    """npz, npz-linen, big_vision, huggingface, timm or torchvision."""
+    """npz, npz-linen, big_vision, huggingface, timm, torchvision, keras_hub, vit_keras or kmodels."""
+    two_towers: bool = False
+    """Whether the text tower and its tokenizer are written, too: CLIP and SigLIP, for keras_hub."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to resize position embeddings to; default: their size in the file."""
     num_classes: int | None = None
@@ -37,6 +40,8 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_target(self.target, self.layout, is_new=True)
+        if self.two_towers and self.layout != "keras_hub":
+            raise UserError("--two-towers is for --layout keras_hub; leave it out.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -56,6 +61,11 @@ def main(arguments: Sequence[str]) -> None:
         gelu=parsed.gelu,
         num_groups=parsed.num_groups,
     )
+    if parsed.two_towers:
+        from keras_vit.text.save import convert_two_towers
+
+        convert_two_towers(parsed.source, parsed.target, options)
+        return
     convert(parsed.source, parsed.target, parsed.layout, options)
     features = ("--embeddings", "features", "--output", "features")
     cli.print_next([("saved-model", "--checkpoint", str(parsed.target), *features)])

@@ -53,6 +53,7 @@ IN_FOLDER = ("model.safetensors", "model.keras", WEIGHTS)
 # What training keeps beside a model, by the beginning of its keys.
 _OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
 
+_REFERENCE = "rotary_reference"
 _RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
 
 
@@ -131,7 +132,8 @@ def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = No
     counters = {key for key in unused if key.endswith(ends) or key.startswith(begins)}
     unexpected, others = tuple(sorted(set(unused) - counters)), (*ignored, *sorted(counters))
     checkpoint = Checkpoint(format_, layout, weights, unexpected, others, path, stored_grid)
-    if layout.rotates_pairs and (num_heads := checkpoint.file_config.num_heads) is not None:
+    rotates = layout.rotates_pairs or (layout.rotates_pairs is None and checkpoint.file_config.settings.get(_REFERENCE))
+    if rotates and (num_heads := checkpoint.file_config.num_heads) is not None:
         checkpoint = dataclasses.replace(checkpoint, weights=in_halves(weights, num_heads))
     return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint)
 

@@ -202,7 +202,8 @@ def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
         return True
     if (config.layer_scale is None) != (model.layer_scale is None):
         return False
-    if (config.is_rotary, config.mlp_norm) != (model.is_rotary, model.mlp_norm):
+    own, others = ((each.is_rotary, each.mlp_norm, each.attention_norm) for each in (config, model))
+    if own != others:
         return False
     if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
         return _same_architecture(config.stem, model.stem)

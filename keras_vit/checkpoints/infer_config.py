@@ -223,9 +223,8 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
         config = SegmentationConfig(
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
-            num_blocks=_shape(checkpoint, "mask_attention/probabilities", 1)[0],
             num_upscale_blocks=count(weights, checkpoint.layout.rules, r"upscale_(\d+)/", "blocks of upscaling"),
-            mask_attention=bool(weights["mask_attention/probabilities"].read().any()),
+            **_masked_blocks(checkpoint),
             **settings,
         )
     else:
@@ -235,6 +234,15 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
         )
     refuse_contradictions(config, file_config.task_sizes)
     return config
+
+
+def _masked_blocks(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The settings of the blocks with queries that the arrays show; none where config.json says them."""
+    if "num_blocks" in checkpoint.file_config.task_settings:
+        return {}
+    num_blocks = _shape(checkpoint, "mask_attention/probabilities", 1)[0]
+    probabilities = checkpoint.weights["mask_attention/probabilities"].read()
+    return {"num_blocks": num_blocks, "mask_attention": bool(probabilities.any())}
 
 
 def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
@@ -319,6 +327,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         default = "head" if "head_distillation/kernel" in weights else "token"
         distillation = layout.settings.get("distillation", default)
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
+    pool_mlp_dim = _optional_size(checkpoint, "MAPHead_0/MlpBlock_0/Dense_0/kernel", 2)
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
         hidden_size=patch[3],
@@ -340,6 +349,8 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         pre_norm="Transformer/pre_norm/scale" in weights,
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         mlp_norm=f"{first}MlpBlock_3/norm/scale" in weights,
+        attention_norm=f"{first}MultiHeadDotProductAttention_1/norm/scale" in weights,
+        pool_mlp_dim=None if pool_mlp_dim == mlp_dim else pool_mlp_dim,
         **{name: value for name, value in file_config.settings.items() if name != "final_norm"},
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from keras_vit.checkpoints.formats.jax import BIG_TRANSFER, BIG_VISION, VIT_JAX, VIT_JAX_LINEN
 from keras_vit.checkpoints.formats.keras_hub import KERAS_HUB
-from keras_vit.checkpoints.formats.kmodels import KMODELS
+from keras_vit.checkpoints.formats.kmodels_writing import KMODELS, KMODELS_TASKS
 from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.formats.meta import META
 from keras_vit.checkpoints.formats.open_clip import OPEN_CLIP
@@ -32,7 +32,7 @@ HEADS = ("head/", "head_distillation/", "resnet/head/")
 FORMATS: tuple[Format, ...] = (
     *(META, OPEN_CLIP, VIT_JAX, BIG_TRANSFER, VIT_JAX_LINEN, BIG_VISION),
     *(EOMT, OWL, DINOV3, DINOV2, CLIP, VIT, BIT),  # transformers
-    *(TIMM, TORCHVISION, KERAS_HUB, VIT_KERAS, KMODELS),
+    *(TIMM, TORCHVISION, KERAS_HUB, VIT_KERAS, KMODELS, KMODELS_TASKS),
 )
 _SUFFIXES = {each.name: each.suffixes for each in FORMATS if each.suffixes}
 LAYOUTS = tuple(_SUFFIXES)

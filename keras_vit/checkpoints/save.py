@@ -19,7 +19,7 @@ from keras_vit.checkpoints.key_mapping import POSITIONS, in_pairs, join_keys, un
 from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.errors import UserError
-from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.atomic import atomic_folder, atomic_write
 from keras_vit.files.keras_model import is_keras_model
 from keras_vit.files.labels import check_number
 from keras_vit.files.npz import write_npz
@@ -44,10 +44,11 @@ def save_checkpoint(
 
     Args:
         model: built by `keras_vit.build`, with the layers that it gave; a Dense of another name may be the head.
-        path: file, written atomically; for "huggingface" and "keras_hub" a new folder. For "timm" a .safetensors file,
-            or a new folder with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
-        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm", "torchvision" or
-            "keras_hub".
+        path: file, written atomically; for "huggingface", "keras_hub" and "kmodels" a new folder. For "timm" a
+            .safetensors file, or a new folder with the config.json that
+            `timm.create_model("local-dir:…", pretrained=True)` reads.
+        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm", "torchvision",
+            "keras_hub", "vit_keras" (.h5, of weights) or "kmodels".
             For big_vision, the position embedding of the class token is added to the token.
         labels: class names, for the config.json of "huggingface" and "timm". Default: those that the model knows.
         two_towers: for "huggingface", the folder or name of a CLIP, SigLIP, OWL-ViT or OWLv2 with both towers: the new
@@ -68,7 +69,7 @@ def save_checkpoint(
     elif layout != "huggingface" or labels:
         raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
     else:
-        _write_image_tower(path, os.fspath(two_towers), *_image_tower(config_of(model), weights))
+        _write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
 
 
 def _write(path: pathlib.Path, layout: str, written: Blueprint, weights: dict[str, np.ndarray], name: str) -> None:
@@ -90,6 +91,9 @@ def _write(path: pathlib.Path, layout: str, written: Blueprint, weights: dict[st
                 write_json(temporary / name, fields)
     elif path.suffix == ".npz":
         write_npz(path, arrays)
+    elif path.suffix == ".h5":
+        with atomic_write(path) as temporary:
+            module.write_weights(temporary, arrays)
     else:  # without a config.json the arrays alone would not tell the grid of the positions
         write_safetensors(path, arrays, image_size=written.preprocessing.image_size)
 
@@ -135,7 +139,7 @@ def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: V
 _COPIED = (".json", ".txt", ".model", ".md", ".safetensors")
 
 
-def _image_tower(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+def image_tower(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """(config, weights) without a head of texts, whose projection is then the head, as in the files of CLIP."""
     if not isinstance(config, ViTConfig) or not config.normalized:
         return config, dict(weights)

@@ -4,7 +4,9 @@ import functools
 import io
 import json
 import pathlib
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +32,8 @@ def open_hdf5(path: pathlib.Path, *, named: bool = False) -> dict[str, LazyArray
 
     Args:
         path: of the file.
-        named: whether their keys are the names of layers and an index, instead of the path in the file.
+        named: whether their keys are the names of layers and an index, instead of the path in the file. The name of a
+            layer within another one follows the name that the other was given, unless it begins with it.
     """
     return _opened(path, lambda parts: named)
 
@@ -62,9 +65,11 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
         if not isinstance(dataset, h5py.Dataset):
             return
         total += dataset.nbytes
-        layer = dataset.parent.attrs.get("name")
-        parts = name.split("/")
-        key = f"{layer}/{parts[-1]}" if isinstance(layer, str) and is_named(parts) else name
+        layer, parts = dataset.parent.attrs.get("name"), name.split("/")
+        key = name
+        if isinstance(layer, str) and is_named(parts):
+            outer = _name_around(dataset, parts)
+            key = f"{layer}/{parts[-1]}" if layer.startswith(outer) else f"{outer}/{layer}/{parts[-1]}"
         is_outside = dataset.external or dataset.is_virtual
         if is_outside or total > size or key in arrays:
             outside = "is in another file; give one that holds its arrays"
@@ -79,6 +84,13 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
         with h5py.File(path, "r") as file:
             file.visititems(add)  # without following links
     return arrays
+
+
+def _name_around(dataset: Any, parts: list[str]) -> str:
+    """The name of the layer around that of an array; empty without one, and for one that Keras named by its class."""
+    around = dataset.file.get(f"{parts[0]}/{parts[1]}/vars") if len(parts) > 4 else None
+    name = "" if around is None else str(around.attrs.get("name", ""))
+    return "" if name.startswith(re.sub(r"_\d+$", "", parts[1])) else name
 
 
 def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
@@ -107,10 +119,14 @@ def read_model_config(path: pathlib.Path) -> dict:
         return validated(json.loads(text), dict, path.name)
 
 
-def write_hdf5(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by their paths in the file."""
+def write_hdf5(
+    path: pathlib.Path, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Write arrays by their paths in the file. attributes: those of groups, by path."""
     import h5py
 
     with h5py.File(path, "w") as file:
         for key, array in arrays.items():
             file.create_dataset(key, data=np.asarray(array, order="C"))
+        for key, values in (attributes or {}).items():
+            file.require_group(key).attrs.update(values)

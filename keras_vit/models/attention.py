@@ -38,6 +38,7 @@ def attention(
     key_bias: bool = True,
     rotary: Mapping[str, Any] | None = None,
     locality: bool = False,
+    norm_epsilon: float | None = None,
     attention_bias=None,
 ):
     """Attention of query_tokens (B, N, D) over tokens (B, M, D) -> (B, N, D).
@@ -51,6 +52,7 @@ def attention(
         key_bias: whether the key projection has a bias, with `bias`.
         rotary: arguments of `RotaryPositions`; None for no rotation.
         locality: whether no token attends to itself and each head learns its temperature.
+        norm_epsilon: of a LayerNorm before the output projection; None for none.
         attention_bias: (B, H or 1, N, M), added to the logits; not with `relative` or `locality`.
     """
     width = tokens.shape[-1]
@@ -71,6 +73,8 @@ def attention(
     if attention_bias is not None:
         inputs.append(attention_bias)
     y = DotProductAttention(num_heads, dropout_rate, name=name)(*inputs)  # (B, N, D)
+    if norm_epsilon is not None:
+        y = keras.layers.LayerNormalization(epsilon=norm_epsilon, name=f"{name}.norm")(y)
     return TokenDense(width, name=f"{name}.out")(y)
 
 

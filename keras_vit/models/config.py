@@ -278,8 +278,12 @@ class ViTConfig:
     """Whether the hidden layer of each MLP is a product of two: activation(gate) * value (SwiGLU with gelu="silu")."""
     mlp_norm: bool = False
     """Whether a LayerNorm precedes the last layer of each MLP (EVA-02)."""
+    attention_norm: bool = False
+    """Whether a LayerNorm precedes the output projection of each attention (EVA-02 of CLIP)."""
     pool_heads: int | None = None
     """Heads of the attention pooling of the classifier map; None for num_heads."""
+    pool_mlp_dim: int | None = None
+    """Width of the hidden layer of the MLP behind this pooling; None for mlp_dim."""
     layer_scale: float | None = None
     """Initial factor of each channel of both residual branches, which is learned; None for no such factors."""
     num_registers: int = 0
@@ -299,7 +303,15 @@ class ViTConfig:
     def __post_init__(self) -> None:
         convert_fields(self)
         check_integers("patch_size", self.patch, length=2)
-        for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size", "pool_heads"):
+        for field in (
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "mlp_dim",
+            "representation_size",
+            "pool_heads",
+            "pool_mlp_dim",
+        ):
             check_integers(field, getattr(self, field))
         check_integers("num_registers", self.num_registers, least=0)
         check_integers("rotary_reference", self.rotary_reference, length=2)
@@ -332,6 +344,10 @@ class ViTConfig:
         yield (
             self.rotary_reference is not None and positions != "learned",
             f"rotary_reference is for learned positions, not for {positions!r}; leave it out.",
+        )
+        yield (
+            self.pool_mlp_dim is not None and self.classifier != "map",
+            f"pool_mlp_dim is for the classifier map, not for {self.classifier!r}; leave it out.",
         )
         yield (
             self.pool_heads is not None and (self.classifier != "map" or width % self.pool_heads),
@@ -558,7 +574,9 @@ _NEWER = {
     "rotary_offset": 0.0,
     "rotary_columns_first": False,
     "mlp_norm": False,
+    "attention_norm": False,
     "pool_heads": None,
+    "pool_mlp_dim": None,
 }
 
 

@@ -201,6 +201,7 @@ def encoder_block(
         "relative": config.position_embedding == "relative",
         "locality": config.locality_attention,
         "rotary": rotary_options(config, grid) if config.is_rotary else None,
+        "norm_epsilon": config.layer_norm_epsilon if config.attention_norm else None,
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
     if axis is None:
@@ -262,7 +263,7 @@ def attention_pooling(tokens, config: ViTConfig, name: str):
     heads = config.pool_heads or config.num_heads
     x = attention(probe, tokens, num_heads=heads, name=f"{name}.MultiHeadDotProductAttention_0")
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
-    y = mlp(y, config.mlp_dim, config.gelu, 0.0, f"{name}.MlpBlock_0")
+    y = mlp(y, config.pool_mlp_dim or config.mlp_dim, config.gelu, 0.0, f"{name}.MlpBlock_0")
     return keras.layers.Add(name=f"{name}.residual")([x, y])
 
 

@@ -85,7 +85,7 @@ def _identify(arrays: Mapping[str, LazyArray]) -> TextLayout | None:
     of_open_clip = "visual.class_embedding" in arrays or any(key.startswith(open_clip.TRUNK) for key in arrays)
     if "token_embedding.weight" in arrays and of_open_clip:
         return OPEN_CLIP_LAYOUT
-    for layout in (_HUB_CLIP_LAYOUT, _HUB_SIGLIP_LAYOUT, _KMODELS_LAYOUT):
+    for layout in (HUB_CLIP_LAYOUT, HUB_SIGLIP_LAYOUT, _KMODELS_LAYOUT):
         if layout.scale in arrays:
             return layout
     return _BIG_VISION_LAYOUT if "params/txt/Embed_0/embedding" in arrays else None
@@ -173,7 +173,7 @@ def _hub_rules(name: str, prefix: str, embedding: str, block: str) -> tuple[Rule
 
 
 _OF_CLIP, _OF_SIGLIP = "layers/clip_text_encoder/layers/", "layers/sig_lip_text_encoder/layers/"
-_HUB_CLIP_LAYOUT = TextLayout(
+HUB_CLIP_LAYOUT = TextLayout(
     (
         *_hub_rules("CLIP", _OF_CLIP, "token_and_position_embedding", "clip_encoder_layer"),
         Rule(("head/kernel",), "layers/dense_1/vars/0"),
@@ -184,7 +184,7 @@ _HUB_CLIP_LAYOUT = TextLayout(
     "layers/clip_head/vars/0",
     None,
 )
-_HUB_SIGLIP_LAYOUT = TextLayout(
+HUB_SIGLIP_LAYOUT = TextLayout(
     (
         *_hub_rules("SigLIP", _OF_SIGLIP, "sig_lip_text_embedding", "sig_lip_encoder_layer"),
         *keras_hub.dense("head", f"{_OF_SIGLIP}dense"),

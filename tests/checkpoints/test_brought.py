@@ -202,7 +202,8 @@ def test_a_model_of_timm_without_a_last_norm_is_written_and_read_by_timm(name, t
     np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=2e-5)
 
 
-ROTARY = ("timm_eva02_tiny", "timm_eva02_base", "timm_pe_core_tiny", "timm_pe_core_base")
+ROTARY = ("timm_eva02_tiny", "timm_eva02_base", "timm_eva02_clip", "timm_pe_core_tiny", "timm_pe_core_base")
+ROTARY += ("timm_pe_core_gigantic", "timm_pe_spatial_tiny", "timm_pe_spatial_gigantic", "timm_pe_lang_large")
 
 
 @pytest.mark.parametrize("name", ROTARY)
@@ -228,7 +229,7 @@ def test_eva_02_and_perception_encoders_at_another_size_written_and_read_by_timm
     ("arguments", "sentence"),
     [
         ({"rope_type": "mixed"}, "unsupported rope_type='mixed'"),
-        ({"scale_attn_inner": True}, "unsupported scale_attn_inner=True"),
+        ({"scale_attn_inner": True}, "says scale_attn_inner=True"),
         ({"scale_mlp": True}, "says scale_mlp=True"),
         ({"num_heads": 5}, "multiple of num_heads"),
     ],

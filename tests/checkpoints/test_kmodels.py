@@ -1,20 +1,25 @@
 """Files of kmodels (zeromodels), against what it computed with them."""
 
+import importlib
 import json
 import pathlib
 import shutil
 
+import h5py
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.files.hdf5 import open_hdf5
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES
 
 FILES = FIXTURES / "keras_libraries"
-GOLDEN = json.loads((FILES / "kmodels.json").read_text())
+NAMES = list(json.loads((FILES / "kmodels.json").read_text()))
+SEGMENTATION = [name for name in NAMES if "eomt" in name]
+GOLDEN = [name for name in NAMES if name not in SEGMENTATION]
 RESIZED = [name for name in GOLDEN if name != "km_siglip2"]
 
 
@@ -55,7 +60,30 @@ def test_at_another_size_the_outputs_are_those_of_kmodels(name, unpacked):
     np.testing.assert_allclose(found, recorded["outputs_other"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["km_vit", "km_dino"])
+@pytest.mark.parametrize("end", ["", "_other"])
+@pytest.mark.parametrize("name", SEGMENTATION)
+def test_classes_and_masks_are_those_of_kmodels(name, end, unpacked):
+    """At the size of the file and at another; images of kmodels' EoMT are squares."""
+    recorded = golden(name)
+    images = recorded[f"images{end}"]
+    model = keras_vit.from_checkpoint(unpacked(name), image_size=images.shape[1])
+    found = {key: keras.ops.convert_to_numpy(value) for key, value in model(images).items()}
+    masks = found["mask_logits"].transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(found["class_logits"], recorded[f"class_logits{end}"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(masks, recorded[f"mask_logits{end}"], rtol=1e-5, atol=2e-5)
+
+
+def test_a_segmentation_of_kmodels_needs_its_config_and_its_heads(unpacked, tmp_path):
+    shutil.copy(unpacked("km_eomt") / "model.weights.h5", tmp_path / "x.weights.h5")
+    with pytest.raises(UserError, match="should give 'depths' as the number of blocks"):
+        keras_vit.from_checkpoint(tmp_path / "x.weights.h5", num_heads=3)
+    with h5py.File(tmp_path / "x.weights.h5", "a") as file:
+        del file["layers/dense_9"]  # the classes
+    with pytest.raises(UserError, match="EoMTModel of kmodels"):
+        keras_vit.from_checkpoint(tmp_path / "x.weights.h5", num_heads=3)
+
+
+@pytest.mark.parametrize("name", ["km_vit", "km_dino", "km_eomt"])
 def test_the_images_are_those_of_the_processor(name, unpacked):
     recorded = golden(name)
     preprocessing = keras_vit.preprocessing_of(keras_vit.from_checkpoint(unpacked(name)))
@@ -87,6 +115,9 @@ def test_a_file_without_its_config_needs_the_number_of_heads(unpacked, tmp_path)
         ("km_dinov3", {"rope_theta": 10.0}, "unsupported rope_theta=10.0"),
         ("km_vit", {"embed_dim": 16}, "says embed_dim=16"),
         ("km_vit", {"num_heads": 5}, "multiple of num_heads"),
+        ("km_eomt", {"depths": 4}, "the last 4 blocks, but the model has 3"),
+        ("km_eomt", {"depths": None}, "should give 'depths' as the number of blocks"),
+        ("km_eomt", {"num_queries": 4}, "says num_queries=4"),
     ],
 )
 def test_a_config_of_another_model_is_refused(name, fields, sentence, unpacked, tmp_path):
@@ -96,3 +127,80 @@ def test_a_config_of_another_model_is_refused(name, fields, sentence, unpacked, 
     write_json(tmp_path / "x" / "zm_config.json", content)
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(tmp_path / "x")
+
+
+DEIT = keras_vit.ViTConfig(
+    patch_size=4,
+    hidden_size=8,
+    num_layers=11,
+    num_heads=2,
+    mlp_dim=32,
+    gelu="erf",
+    distillation="head",
+    layer_scale=0.1,
+)
+REWRITTEN = [name for name in NAMES if name not in ("km_siglip2", "km_deit", "km_flexible")]
+
+
+def written(name: str, unpacked, folder: pathlib.Path) -> tuple[pathlib.Path, keras.Model]:
+    """A model of a file, or a DeiT, written again."""
+    if name == "deit":  # kmodels' config of DeiT has no mlp_ratio
+        model = keras_vit.build(DEIT, image_size=(8, 12), num_classes=3)
+        for seed, variable in enumerate(model.weights):
+            variable.assign(variable + keras.random.normal(variable.shape, stddev=0.3, seed=seed))
+    else:
+        model = keras_vit.from_checkpoint(unpacked(name))
+    keras_vit.save_checkpoint(model, folder / "x", layout="kmodels")
+    return folder / "x", model
+
+
+def results(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarray]:
+    found = model(images, training=False)
+    found = found if isinstance(found, dict) else {"outputs": found}
+    return {key: keras.ops.convert_to_numpy(value) for key, value in found.items()}
+
+
+def images_for(model: keras.Model) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(2, *model.input_shape[1:])).astype(np.float32)
+
+
+@pytest.mark.filterwarnings("ignore:The image processors of kmodels")
+@pytest.mark.parametrize("name", [*REWRITTEN, "deit"])
+def test_what_is_written_is_the_same_model(name, unpacked, tmp_path):
+    path, model = written(name, unpacked, tmp_path)
+    again = keras_vit.from_checkpoint(path)
+    assert keras_vit.config_of(again) == keras_vit.config_of(model)
+    assert keras_vit.describe(path).layout == "kmodels"
+    found, expected = (results(each, images_for(model)) for each in (again, model))
+    for key, values in expected.items():
+        np.testing.assert_array_equal(found[key], values)
+    if name != "deit":
+        before, after = (open_hdf5(each / "model.weights.h5", named=True) for each in (unpacked(name), path))
+        assert before.keys() == after.keys()
+        paths = ({str(array.open.args[1]) for array in each.values()} for each in (before, after))
+        assert next(paths) == next(paths)
+
+
+@pytest.mark.filterwarnings("ignore:The image processors of kmodels")
+@pytest.mark.parametrize("name", [*REWRITTEN, "deit"])
+def test_kmodels_reads_what_is_written(name, unpacked, tmp_path):
+    pytest.importorskip("zeromodels")
+    path, model = written(name, unpacked, tmp_path)
+    content = read_json(path / "zm_config.json")
+    family = getattr(importlib.import_module(content["model_module"]), content["model_class"])
+    theirs = family(family.config_class.from_dict(content))
+    theirs.load_weights(path / "model.weights.h5")
+    images = images_for(model)
+    found, expected = results(theirs, images), results(model, images)
+    for key, values in expected.items():
+        values = values.transpose(0, 3, 1, 2) if key == "mask_logits" else values
+        own = found[key] if found[key].ndim == values.ndim else found[key][:, 0]  # the class token
+        np.testing.assert_allclose(own, values, rtol=1e-5, atol=2e-5, err_msg=key)
+
+
+def test_what_kmodels_does_not_have_is_not_written(unpacked, tmp_path):
+    with pytest.raises(UserError, match="cannot express mlp_dim=24"):
+        written("km_deit", unpacked, tmp_path)
+    model = keras_vit.build("ViT-Ti_16", image_size=32, num_classes=2)
+    with pytest.raises(UserError, match="cannot express gelu='tanh'"):
+        keras_vit.save_checkpoint(model, tmp_path / "x", layout="kmodels")

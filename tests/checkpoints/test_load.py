@@ -46,7 +46,7 @@ def test_a_model_without_pooling_is_saved_and_loaded_exactly(layout, tmp_path):
 
 
 def test_an_unknown_layout_is_refused(tmp_path):
-    with pytest.raises(UserError, match="layout must be one of npz, .* keras_hub, but is 'h5'"):
+    with pytest.raises(UserError, match="layout must be one of npz, .* kmodels, but is 'h5'"):
         keras_vit.save_checkpoint(keras_vit.build(TINY, image_size=TINY_IMAGE), tmp_path / "x", layout="h5")
 
 

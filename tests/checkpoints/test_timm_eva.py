@@ -95,7 +95,7 @@ def test_a_config_that_contradicts_the_arrays_is_refused(architecture, arguments
         (["patch_embed.proj.weight", "blocks.0.attn.q_proj.weight"], "Sapiens2"),
         (["patch_embed.proj.weight", "blocks.0.attn.q_bias", "pos_embed"], "EVA or Sapiens2"),
         (["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks.0.attn.relative_position_bias_table"], "BEiT"),
-        (["patch_embed.proj.weight", "norm_pre.weight", "blocks.0.gamma_1"], "Perception Encoder"),
+        (["patch_embed.proj.weight", "blocks.0.attn.norm.weight", "blocks.0.mlp.fc1.weight"], "BEiT-3"),
         (["patch_embed.proj.weight", "patch_embed.norm.weight"], "AIMv2"),
         (["patch_embed.proj.weight", "patch_embed.norm.weight", "layers.0.blocks.0.norm1.weight"], "Swin"),
         (["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks_token_only.0.gamma_1"], "CaiT"),

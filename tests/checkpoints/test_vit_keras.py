@@ -100,3 +100,39 @@ def test_hostile_files_are_refused_without_running_their_code(damage, sentence, 
         damage(file)
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(tmp_path / "x.h5")
+
+
+def test_what_is_written_is_what_vit_keras_writes(tmp_path):
+    """The same layers and names in the same order, with the same values: Keras 2 reads them in their order."""
+    file = FILES / "vit_keras_weights.h5"
+    model = keras_vit.from_checkpoint(file, num_heads=3, stored_grid=(2, 3))
+    keras_vit.save_checkpoint(model, tmp_path / "x.h5", layout="vit_keras")
+    with h5py.File(file) as before, h5py.File(tmp_path / "x.h5") as after:
+        layers = [name for name in before.attrs["layer_names"] if len(before[name].attrs["weight_names"])]
+        assert list(after.attrs["layer_names"]) == layers
+        for layer in layers:
+            names = list(before[layer].attrs["weight_names"])
+            assert list(after[layer].attrs["weight_names"]) == names
+            for name in names:
+                np.testing.assert_array_equal(after[layer][name], before[layer][name])
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name != REFUSED])
+def test_a_model_is_written_and_read_again(name, tmp_path):
+    model = keras_vit.from_checkpoint(FILES / name)
+    keras_vit.save_checkpoint(model, tmp_path / "x.h5", layout="vit_keras")
+    config, (height, width) = keras_vit.config_of(model), model.input_shape[1:3]
+    grid = height // config.patch[0], width // config.patch[1]
+    again = keras_vit.from_checkpoint(tmp_path / "x.h5", num_heads=config.num_heads, stored_grid=grid)
+    assert keras_vit.config_of(again) == config
+    before, after = (keras_vit.checkpoints.load.values_by_key(each) for each in (model, again))
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value)
+
+
+def test_what_vit_keras_does_not_compute_is_not_written(tmp_path):
+    model = keras_vit.build("ViT-Ti_16", image_size=32, num_classes=2)
+    with pytest.raises(UserError, match="cannot express gelu='tanh'"):
+        keras_vit.save_checkpoint(model, tmp_path / "x.h5", layout="vit_keras")
+    with pytest.raises(UserError, match=r"should end in \.h5"):
+        keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="vit_keras")

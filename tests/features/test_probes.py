@@ -26,7 +26,7 @@ from keras_vit.run import Run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import evaluate, finetune, knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
-from training.features import extraction, linear_models, nearest_neighbors
+from training.features import attentive, extraction, linear_models, nearest_neighbors
 from training.features import probe as probes
 from training.features.linear_models import LeastSquares, few_shot, shots_of, shots_that_fit
 from training.features.probe import Features
@@ -146,6 +146,52 @@ def test_the_linear_probe_is_logistic_regression_on_standardised_features(cluste
     assert not linear_models.fit_probe(train, (1000.0,), max_iterations=2)[1]["converged"]
     with pytest.raises(UserError, match="too few to choose --c on a tenth"):
         linear_models.fit_probe(train.take(np.arange(0, 120, 20)), (0.1, 1.0))
+
+
+def test_the_attentive_probe_computes_what_aim_does():
+    """Against section 4.2 of the paper in NumPy: keys and values of the standardized tokens, heads, the mean query."""
+    tokens = np.random.default_rng(0).normal(2.0, 3.0, (6, 5, 8)).astype(np.float32)
+    model = attentive.fit_attentive(tokens, np.arange(6) % 3, 3, num_heads=2, epochs=2)
+    queries, key, value = (weight.numpy().astype(np.float64) for weight in model.get_layer("pooling").weights)
+    kernel, bias = (weight.numpy() for weight in model.get_layer("head").weights)
+    x = (tokens - tokens.mean((0, 1))) / tokens.std((0, 1))
+    for image, found in zip(x, model.predict(tokens, verbose=0), strict=True):
+        parts = []
+        for head in (slice(0, 4), slice(4, 8)):
+            scores = (image @ key)[:, head] @ queries[0, head] / 2.0
+            weights = np.exp(scores) / np.exp(scores).sum()
+            parts.append(weights @ (image @ value)[:, head])
+        np.testing.assert_allclose(found, np.concatenate(parts) @ kernel + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_the_attentive_probe_tells_apart_what_one_patch_shows():
+    """One token in sixteen, anywhere, has the class; beside others like it, which their key gives away."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 800)
+    tokens = rng.normal(size=(800, 16, 8)).astype(np.float32)
+    tokens[..., 0], tokens[..., 1] = 4.0 * rng.choice([-1.0, 1.0], (800, 16)), 0.0
+    place = (np.arange(800), rng.integers(0, 16, 800))
+    tokens[(*place, 0)] = 4.0 * (2.0 * labels - 1.0)
+    tokens[(*place, 1)] = 4.0
+    model = attentive.fit_attentive(tokens[:600], labels[:600], 2, num_heads=2, epochs=60)
+    right = np.argmax(model.predict(tokens[600:], verbose=0), axis=-1) == labels[600:]
+    train, evaluation = (Features(tokens[rows].mean(axis=1), labels[rows]) for rows in (slice(600), slice(600, None)))
+    linear, _ = linear_models.fit_probe(train, (1.0,))
+    assert right.mean() > 0.95
+    assert linear.score(evaluation.values, evaluation.labels) < 0.75
+
+
+def test_the_attentive_probe_stands_in_the_report(run, tmp_path):
+    results = linear_models.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,), attentive=2))
+    assert 0.1 < results["attentive"] < 1.0
+    report = (run.path / "linear_probe.md").read_text()
+    assert "| attentive probe |" in report
+    assert f" {results['attentive']:.4f} |" in report
+    model = keras_vit.build("BiT-R50x1", image_size=32, num_classes=2)
+    with pytest.raises(UserError, match="tokens of the patches, which this model lacks"):
+        attentive.attentive_accuracy(
+            model, digits(), LinearProbeOptions(run="x", source=DataOptions("digits"), attentive=1)
+        )
 
 
 @pytest.fixture(name="run")

@@ -103,13 +103,14 @@ CONFORMANCE = {
     "unread token": dataclasses.replace(TINY, distillation="token"),
     "mean beside a class token": dataclasses.replace(TINY, classifier="gap", with_class_token=True),
     "rotary beside learned positions": dataclasses.replace(
-        TINY, rotary_reference=(4, 4), gated_mlp=True, gelu="silu", mlp_norm=True
+        TINY, rotary_reference=(4, 4), gated_mlp=True, gelu="silu", mlp_norm=True, attention_norm=True
     ),
     "attention pooling beside a class token": dataclasses.replace(
         TINY,
         classifier="map",
         with_class_token=True,
         pool_heads=2,
+        pool_mlp_dim=10,
         rotary_reference=(4, 4),
         rotary_offset=1.0,
         rotary_columns_first=True,

@@ -1,5 +1,6 @@
 """An image tower that was trained further, written back beside its text tower."""
 
+import json
 import shutil
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keras_vit
+from keras_vit.files.safetensors import read_json
 from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
 
 
@@ -70,3 +72,49 @@ def test_a_checkpoint_of_one_tower_and_another_layout_are_refused(tmp_path):
         keras_vit.save_checkpoint(model, tmp_path / "new", layout="huggingface", two_towers=alone)
     with pytest.raises(keras_vit.UserError, match="two_towers is for the layout huggingface"):
         keras_vit.save_checkpoint(model, tmp_path / "new.npz", layout="big_vision", two_towers=TOWERS / SIGLIP)
+
+
+other_images = pytest.mark.filterwarnings("ignore:The image converters of keras-hub")
+
+
+@other_images
+@pytest.mark.parametrize("name", [CLIP, SIGLIP])
+def test_both_towers_become_a_preset_of_keras_hub(name, tmp_path):
+    """Its CLIP has another epsilon in the last LayerNorm of the text tower, which is said."""
+    model, recorded = keras_vit.from_checkpoint(TOWERS / name), golden(name)
+    with pytest.warns(UserWarning, match="the preset is written without it|has the epsilon") as caught:
+        keras_vit.save_two_towers(model, tmp_path / "new", TOWERS / name)
+    said = " ".join(str(warning.message) for warning in caught)
+    assert "the preset is written without it" in said
+    assert ("has the epsilon 1e-05" in said) == (name == CLIP)
+    ids = recorded["input_ids"].astype(np.int32)
+    found, expected = (
+        keras.ops.convert_to_numpy(keras_vit.text_tower(folder)(ids)) for folder in (tmp_path / "new", TOWERS / name)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 if name == CLIP else 0)
+    again = keras_vit.from_checkpoint(tmp_path / "new")
+    np.testing.assert_array_equal(again(recorded["images"]), model(recorded["images"]))
+
+
+@other_images
+def test_the_vocabulary_of_clip_is_written_as_keras_hub_has_it(tmp_path):
+    folder = with_tokenizer(CLIP, tmp_path / "towers")
+    (folder / "tokenizer.json").unlink()
+    vocabulary = {"a": 0, "b": 1, "ab": 2, "<|startoftext|>": 3, "<|endoftext|>": 4}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    with pytest.warns(UserWarning, match="epsilon"):
+        keras_vit.save_two_towers(keras_vit.from_checkpoint(folder), tmp_path / "new", folder)
+    assets = tmp_path / "new" / "assets" / "tokenizer"
+    assert json.loads((assets / "vocabulary.json").read_text()) == vocabulary
+    assert (assets / "merges.txt").read_text() == "a b\n"
+    assert read_json(tmp_path / "new" / "preprocessor.json")["class_name"] == "CLIPPreprocessor"
+
+
+def test_towers_of_other_sources_are_refused(tmp_path):
+    model = keras_vit.from_checkpoint(TOWERS / CLIP)
+    with pytest.raises(keras_vit.UserError, match="not those of SigLIP|numbers, texts of"):
+        keras_vit.save_two_towers(keras_vit.from_checkpoint(TOWERS / SIGLIP), tmp_path / "x", TOWERS / CLIP)
+    with pytest.raises(keras_vit.UserError, match="without a head of other classes"):
+        keras_vit.save_two_towers(keras_vit.adapt(model, num_classes=3), tmp_path / "x", TOWERS / CLIP)
+    assert not (tmp_path / "x").exists()

@@ -25,11 +25,13 @@ from keras_vit.files.atomic import write_text
 from keras_vit.run import SPLIT, Run
 from training.data.sources import DataSet
 from training.evaluation.metrics import fit_temperature
+from training.features.attentive import attentive_accuracy
 from training.features.extraction import open_extractor
 from training.features.probe import (
     Features,
     FeatureSet,
     cached_features,
+    measured_model,
     open_features,
     save_linear_model,
     write_report,
@@ -373,12 +375,15 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     every = Features.of_all([features.train, features.evaluation])
     if options.folds is not None:
         results["cross_validation"] = cross_validated(every, how["c"], options.folds, _copies(source))
+    if options.attentive is not None:
+        results["attentive"] = attentive_accuracy(measured_model(run, options), source, options)
     row = {
         "accuracy": f"{results['accuracy']:.1%}",
         "C": f"{results['c']:g}",
         "iterations": str(results["iterations"]),
         "converged": str(results["converged"]).lower(),
     }
+    row |= {} if options.attentive is None else {"attentive probe": f"{results['attentive']:.4f}"}
     write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
     if options.folds is not None:
         measured = results["cross_validation"]

@@ -84,12 +84,8 @@ def open_features(run: Run, source: DataSet, options: FeatureOptions) -> Feature
     output = new_run or report_directory(run, options.output)
     check_several_classes(source)
     check_evaluation_images(run, options.source, source)
-    model = run.model
-    if options.random_weights:
-        keras.utils.set_random_seed(0)
-        model = keras_vit.build(keras_vit.config_of(model), preprocessing=run.preprocessing, num_classes=None)
     preprocessing = options.preprocessing(run.preprocessing)
-    extractor = open_extractor(model, preprocessing, options.features, options.batch_size)
+    extractor = open_extractor(measured_model(run, options), preprocessing, options.features, options.batch_size)
     if options.index is None:
         train, evaluation = (cached_features(extractor, each, options.cache) for each in splits_of(source).values())
     else:
@@ -97,6 +93,14 @@ def open_features(run: Run, source: DataSet, options: FeatureOptions) -> Feature
         check_same_model(index, extractor.fingerprint, options.features, run.name)
         train, evaluation = _of_index(index, source)
     return FeatureSet(source.labels, train, evaluation, output)
+
+
+def measured_model(run: Run, options: FeatureOptions) -> keras.Model:
+    """Return the model of a run, or one like it with random weights."""
+    if not options.random_weights:
+        return run.model
+    keras.utils.set_random_seed(0)
+    return keras_vit.build(keras_vit.config_of(run.model), preprocessing=run.preprocessing, num_classes=None)
 
 
 def check_several_classes(source: DataSet) -> None:

@@ -118,6 +118,9 @@ class LinearProbeOptions(ProbeOptions):
     folds: Annotated[int, Range("[2, 100]")] | None = None
     """Also measure by cross-validation in that many stratified folds of all images, copies in one fold; for few
     images, of which a single split says little."""
+    attentive: Count | None = None
+    """Also train an attentive probe (AIM) for that many epochs, such as 20: a query that attends to the tokens of all
+    patches, and a linear head. It measures only."""
 
     def settings(self) -> dict[str, Any]:
         """Return those of `ProbeOptions`, with the strengths to choose from."""

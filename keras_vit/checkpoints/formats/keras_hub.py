@@ -54,7 +54,7 @@ _POSITION_IDS = {
     "sig_lip_text_embedding/position_embedding/vars/0": "sig_lip_text_embedding/vars/0",
 }
 _GELU: dict[str, Gelu] = {"gelu": "erf", "gelu_approximate": "tanh", "quick_gelu": "quick", "silu": "silu"}
-_ACTIVATIONS = {gelu: name for name, gelu in _GELU.items()}
+ACTIVATIONS = {gelu: name for name, gelu in _GELU.items()}
 _CLASSES = {
     "ViTBackbone": "vit.vit_backbone",
     "ViTImageClassifier": "vit.vit_image_classifier",
@@ -338,6 +338,13 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
+def tower_layout(name: str, grid: tuple[int, int]) -> Layout:
+    """The layout of the image tower beside a text tower; name: "CLIP" or "SigLIP"."""
+    if name == "CLIP":
+        return _clip_layout("layers/clip_vision_encoder/layers/", grid)
+    return _siglip_layout("layers/sig_lip_vision_encoder/layers/", grid)
+
+
 # The configs
 
 
@@ -554,7 +561,7 @@ def _own_fields(family: str, config: ViTConfig, size: tuple[int, int], channels:
     if family == "DeiTBackbone":
         return {"layer_norm_epsilon": epsilon}
     if family in ("CLIPVisionEncoder", "SigLIPVisionEncoder"):
-        return {"intermediate_activation": _ACTIVATIONS[config.gelu]}
+        return {"intermediate_activation": ACTIVATIONS[config.gelu]}
     own: dict[str, Any] = {
         "layer_scale_init_value": config.layer_scale,
         "num_register_tokens": config.num_registers,
@@ -568,7 +575,7 @@ def _own_fields(family: str, config: ViTConfig, size: tuple[int, int], channels:
         return {**own, "use_swiglu_ffn": config.gated_mlp, "position_embedding_shape": [*size, channels]}
     return own | {
         "layer_norm_eps": epsilon,
-        "hidden_activation": _ACTIVATIONS[config.gelu],
+        "hidden_activation": ACTIVATIONS[config.gelu],
         "use_gated_mlp": config.gated_mlp,
         "use_query_bias": config.qkv_bias,
         "use_key_bias": config.qkv_bias and config.key_bias,

@@ -1,13 +1,14 @@
-"""Weights of kmodels (zeromodels 1.3): ViT, DeiT, DINO, DINOv2, DINOv3, and the image tower of SigLIP 2. Read.
+"""Weights of kmodels (zeromodels 1.3): ViT, DeiT, DINO, DINOv2, DINOv3, EoMT, and the image tower of SigLIP 2.
 
 A model is model.weights.h5 with zm_config.json and zm_preprocessor.json. The key of an array is the name of its layer
-and its index, or the name of a number that the layer stores, such as the grid of its positions.
+and its index, or the name of a number that the layer stores, such as the grid of its positions. Written by
+`kmodels_writing.py`.
 """
 
 import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from keras_vit.checkpoints import key_mapping as keys
@@ -22,19 +23,19 @@ from keras_vit.checkpoints.formats.file_config import (
     part,
     value_range_of,
 )
-from keras_vit.checkpoints.formats.layout import Format, Layout
+from keras_vit.checkpoints.formats.layout import Layout, unsupported
 from keras_vit.files.hdf5 import open_hdf5, weights_file
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import json_files
 from keras_vit.models.config import Gelu
 
 CONFIG, PREPROCESSOR = "zm_config.json", "zm_preprocessor.json"
-_FIRST = ("blocks_0_layernorm_1/0", "vision_model_encoder_layers_0_layernorm_1/0")
-_BLOCK, _TOWER_BLOCK = "blocks_{i}_", "vision_model_encoder_layers_{i}_"
+_FIRST = ("blocks_0_layernorm_1/0", "vision_model_encoder_layers_0_layernorm_1/0", "layers_0_norm1/0")
+BLOCK, _TOWER_BLOCK, _EOMT_BLOCK = "blocks_{i}_", "vision_model_encoder_layers_{i}_", "layers_{i}_"
 _VISION, _TEXT = "vision_model_", "text_model_"
 _GELU: dict[str, Gelu] = {"gelu": "erf", "silu": "silu", "swish": "silu"}
 # Whose number of heads and other settings are in zm_config.json.
-_MODEL_TYPES = ("vit", "deit", "dino_vit", "dino", "dinov2", "dinov3_vit", "siglip", "siglip2", "flexivit")
+_MODEL_TYPES = ("vit", "deit", "dino_vit", "dino", "dinov2", "dinov3_vit", "siglip", "siglip2", "flexivit", "eomt")
 
 
 def open_model(path: pathlib.Path) -> dict[str, LazyArray] | None:
@@ -47,12 +48,12 @@ def open_model(path: pathlib.Path) -> dict[str, LazyArray] | None:
     return {key: dataclasses.replace(array, key=key) for key, array in renamed.items() if array.is_float}
 
 
-def _configs(path: pathlib.Path) -> dict[str, dict]:
+def open_configs(path: pathlib.Path) -> dict[str, dict]:
     """The configs of a file or folder, and in zm_config.json under "grid" the grid of its positions."""
     files, arrays = json_files(path, (CONFIG, PREPROCESSOR)), open_hdf5(weights_file(path), named=True)
     sides = [
         arrays.get(f"{layer}/grid_{axis}")
-        for layer in ("pos_embed", f"{_VISION}embeddings_position_ids")
+        for layer in ("pos_embed", f"{_VISION}embeddings_position_ids", "embeddings")
         for axis in "hw"
     ]
     grid = [int(side.fetch()) for side in sides if side is not None and side.dtype.kind == "i" and side.shape == ()]
@@ -76,19 +77,25 @@ def _packed(names: tuple[str, ...], key: str) -> tuple[keys.Rule, ...]:
 
 
 def _block(
-    layer: str, attention: Mapping[str, str], mlp: Mapping[str, str], to: str = keys.BLOCK
+    layer: str,
+    attention: Mapping[str, str],
+    mlp: Mapping[str, str],
+    to: str = keys.BLOCK,
+    *,
+    norm: str = "layernorm_",
+    scale: str = "layerscale_",
 ) -> tuple[keys.Rule, ...]:
     """The rules of a block; attention and mlp: the names of the layers here -> in the file."""
     return (
-        *_norm(f"{to}LayerNorm_0", f"{layer}layernorm_1"),
+        *_norm(f"{to}LayerNorm_0", f"{layer}{norm}1"),
         *(
             rule
             for name, key in attention.items()
             for rule in _dense(f"{to}MultiHeadDotProductAttention_1/{name}", layer + key)
         ),
-        *_norm(f"{to}LayerNorm_2", f"{layer}layernorm_2"),
+        *_norm(f"{to}LayerNorm_2", f"{layer}{norm}2"),
         *(rule for name, key in mlp.items() for rule in _dense(f"{to}MlpBlock_3/{name}", layer + key)),
-        *(keys.Rule((f"{to}LayerScale_{n}/scale",), f"{layer}layerscale_{n + 1}/0") for n in (0, 1)),
+        *(keys.Rule((f"{to}LayerScale_{n}/scale",), f"{layer}{scale}{n + 1}/0") for n in (0, 1)),
     )
 
 
@@ -97,17 +104,17 @@ _SEPARATE = {"query": "attn_q_proj", "key": "attn_k_proj", "value": "attn_v_proj
 _OF_TOWER = {name: f"self_attn_{name[0]}_proj" for name in keys.QKV} | {"out": "self_attn_out_proj"}
 
 
-def _vit_layout(arrays: Mapping[str, LazyArray]) -> Layout:
-    gated, mlp = f"{_BLOCK}weights_in/0".format(i=0) in arrays, f"{keys.BLOCK}MlpBlock_3/"
-    packed = _packed((f"{mlp}gate", f"{mlp}Dense_0"), f"{_BLOCK}weights_in") if gated else ()
+def vit_layout(arrays: Collection[str]) -> Layout:
+    gated, mlp = f"{BLOCK}weights_in/0".format(i=0) in arrays, f"{keys.BLOCK}MlpBlock_3/"
+    packed = _packed((f"{mlp}gate", f"{mlp}Dense_0"), f"{BLOCK}weights_in") if gated else ()
     rules = (
         keys.Rule(("cls",), "cls_token/0"),
         keys.Rule(("distillation/tokens",), "cls_token/1"),
         keys.Rule((keys.POSITIONS,), "pos_embed/0"),
         *_dense("embedding", "conv1"),
         *packed,
-        *_packed(keys.PROJECTIONS, f"{_BLOCK}attn_qkv"),
-        *_block(_BLOCK, {"out": "attn_proj"}, {"Dense_1": "weights_out"} if gated else _MLP),
+        *_packed(keys.PROJECTIONS, f"{BLOCK}attn_qkv"),
+        *_block(BLOCK, {"out": "attn_proj"}, {"Dense_1": "weights_out"} if gated else _MLP),
         *_norm("Transformer/encoder_norm", "final_layernorm"),
         *_dense("head", "predictions"),
         *_dense("head_distillation", "predictions_dist"),
@@ -116,13 +123,13 @@ def _vit_layout(arrays: Mapping[str, LazyArray]) -> Layout:
     return Layout(rules, gelu="silu" if gated else "erf", resampler="bilinear-keras", prefix_positions=None)
 
 
-def _dinov3_layout(*, gated: bool) -> Layout:
+def dinov3_layout(*, gated: bool) -> Layout:
     mlp = {"Dense_0": "swiglu_up", "Dense_1": "swiglu_down", "gate": "swiglu_gate"} if gated else _MLP
     rules = (
         keys.Rule(("cls",), "cls_token/0"),
         keys.Rule(("registers/tokens",), "register_tokens/0"),
         *_dense("embedding", "patch_embed"),
-        *_block(_BLOCK, _SEPARATE, mlp),
+        *_block(BLOCK, _SEPARATE, mlp),
         *_norm("Transformer/encoder_norm", "final_layernorm"),
     )
     return Layout(rules, gelu="erf", layer_norm_epsilon=1e-5, settings={"position_embedding": "rotary"})
@@ -146,6 +153,40 @@ def _siglip_layout() -> Layout:
     return Layout(rules, resampler="bilinear-keras", ignored=(_TEXT, "sig_lip_logit_scale_bias"))
 
 
+def eomt_layout(*, gated: bool) -> Layout:
+    mlp, upscale = f"{keys.BLOCK}MlpBlock_3/", "upscale_block_{i}_"
+    packed = _packed((f"{mlp}gate", f"{mlp}Dense_0"), f"{_EOMT_BLOCK}mlp_weights_in") if gated else ()
+    rules = (
+        keys.Rule(("cls",), "embeddings/0"),
+        keys.Rule(("registers/tokens",), "embeddings/1"),
+        keys.Rule((keys.POSITIONS,), "embeddings/2"),
+        *_dense("embedding", "embeddings/projection"),
+        *packed,
+        *_block(
+            _EOMT_BLOCK,
+            {name: f"attention/{name[0]}_proj" for name in keys.QKV} | {"out": "attention/out_proj"},
+            {"Dense_1": "mlp_weights_out"} if gated else {"Dense_0": "mlp_fc1", "Dense_1": "mlp_fc2"},
+            norm="norm",
+            scale="layer_scale",
+        ),
+        *_norm("Transformer/encoder_norm", "layernorm"),
+        keys.Rule(("queries/tokens",), "query/0", keys.TABLE),
+        *_dense("class_head", "class_predictor"),
+        *(rule for n in range(3) for rule in _dense(f"mask_head/Dense_{n}", f"mask_head_fc{n + 1}")),
+        *_dense("upscale_{i}/transposed", f"{upscale}conv1"),
+        keys.Rule(("upscale_{i}/depthwise/kernel",), f"{upscale}conv2/0"),
+        *_norm("upscale_{i}/norm", f"{upscale}layernorm"),
+    )
+    return Layout(
+        rules,
+        gelu="silu" if gated else "erf",
+        resampler="bilinear-keras",
+        settings={"classifier": "none"},
+        prefix_positions=False,
+        task="segmentation",
+    )
+
+
 def text_rules(block: str) -> tuple[keys.Rule, ...]:
     """The rules of the text tower, whose blocks here are called `block`."""
     return (
@@ -157,17 +198,23 @@ def text_rules(block: str) -> tuple[keys.Rule, ...]:
     )
 
 
-def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
+def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     if _FIRST[1] in arrays:
         return _siglip_layout()
+    if _FIRST[2] in arrays and "query/0" in arrays:
+        if "class_predictor/0" not in arrays:
+            raise unsupported(
+                "an EoMTModel of kmodels", "give the file of its EoMTUniversalSegment, which has the heads"
+            )
+        return eomt_layout(gated="layers_0_mlp_weights_in/0" in arrays)
     if _FIRST[0] not in arrays:
         return None
     if "patch_embed/0" in arrays:
-        return _dinov3_layout(gated="blocks_0_swiglu_gate/0" in arrays)
-    return _vit_layout(arrays)
+        return dinov3_layout(gated="blocks_0_swiglu_gate/0" in arrays)
+    return vit_layout(arrays)
 
 
-def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     content = files[CONFIG]
     config = {**content, **part(content, "vision_config", CONFIG)}
     name = config.get("model_type") or content.get("model_type")
@@ -176,10 +223,8 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     rotary = layout.settings.get("position_embedding") == "rotary"
     if rotary:
         check_supported("rope_theta", config.get("rope_theta", 100.0), [100.0], CONFIG)
-    sizes: Sizes = {
-        "hidden_size": ("embed_dim", number(config, "hidden_dim" if "hidden_dim" in config else "embed_dim")),
-        "num_layers": ("depth", number(config, "num_layers" if "num_layers" in config else "depth")),
-    }
+    fields = {"hidden_size": ("hidden_dim", "embed_dim"), "num_layers": ("num_hidden_layers", "num_layers", "depth")}
+    sizes = _stated(config, fields)
     acts = {"gelu": _GELU[str(config.get("hidden_act", "gelu"))]} if rotary and name else {}
     return FileConfig(
         num_heads=number(config, "num_heads"),
@@ -188,8 +233,26 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         layer_scale=number(config, "layer_scale_init", float),
         image_size=_image_size(config),
         images=_images(files.get(PREPROCESSOR, {})),
-        sizes={field: size for field, size in sizes.items() if size[1] is not None},
+        sizes=sizes,
+        **(_of_eomt(config) if layout.task else {}),
     )
+
+
+def _stated(config: dict, fields: Mapping[str, Sequence[str]]) -> Sizes:
+    """The numbers of a config by field here: (name, value) of the first name that it has."""
+    named = {field: next((name for name in names if name in config), "") for field, names in fields.items()}
+    return {field: (name, number(config, name)) for field, name in named.items() if name}
+
+
+def _of_eomt(config: dict) -> dict[str, Any]:
+    """The fields of FileConfig for segmentation."""
+    num_blocks = number(config, "depths")
+    check_field(num_blocks is not None, "depths", "the number of blocks with queries", num_blocks, CONFIG)
+    same = ("num_classes", "num_queries", "num_upscale_blocks")
+    return {
+        "task_sizes": _stated(config, {field: (field,) for field in same}),
+        "task_settings": {"gelu": "erf", "num_blocks": num_blocks},
+    }
 
 
 def _image_size(config: dict) -> tuple[int, int] | None:
@@ -202,7 +265,14 @@ def _image_size(config: dict) -> tuple[int, int] | None:
 
 
 def _images(fields: dict) -> ImageProcessing | None:
-    """The images of zm_preprocessor.json: stretched by keras.ops.image.resize, then perhaps cropped."""
+    """The images of zm_preprocessor.json: stretched by keras.ops.image.resize, then perhaps cropped; for EoMT padded.
+
+    Of a padded image kmodels truncates the shorter side where that is not whole, here it is rounded.
+    """
+    if (target := pair(fields, "target_size")) is not None:
+        padded = {"resize": "pad", "padding": "after", "background": "black", "antialias": False}
+        value_range = value_range_of(fields.get("image_mean"), fields.get("image_std"))
+        return ImageProcessing({**padded, "interpolation": "bilinear"}, target, value_range=value_range)
     if not fields.get("size"):
         return None
     check_supported("do_resize", fields.get("do_resize", True), [True], PREPROCESSOR)
@@ -224,6 +294,3 @@ def _sides(fields: dict, name: str) -> tuple[int, int] | None:
     size = fields.get(name)
     check_field(size is None or isinstance(size, dict), name, "height and width", size, PREPROCESSOR)
     return None if size is None else pair({name: [size.get("height"), size.get("width")]}, name)
-
-
-KMODELS = Format("kmodels", _identify, (CONFIG, PREPROCESSOR), _configs, _read_config)

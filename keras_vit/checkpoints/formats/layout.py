@@ -61,8 +61,9 @@ class Layout:
     torch: bool = False
     """Whether the code is on PyTorch: it dilates the stages of a ResNet after the fourth, and takes a square number of
     position embeddings for a square grid."""
-    rotates_pairs: bool = False
-    """Whether rotary positions rotate neighboring channels of a head, instead of those of its two halves."""
+    rotates_pairs: bool | None = False
+    """Whether rotary positions rotate neighboring channels of a head, instead of those of its two halves; None where
+    config.json says whether there are any."""
     stores_groups: bool = False
     """Whether config.json has the number of groups of GroupNorm."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -120,7 +121,7 @@ class Format:
     write_config: Callable[[Blueprint], dict[str, dict]] = lambda model: {}
     """The configs, by name of the file. Raises UserError for what they cannot express."""
     write_weights: Callable[[pathlib.Path, Mapping[str, np.ndarray]], None] = _write_safetensors
-    """Writes the arrays into a folder."""
+    """Writes the arrays into a folder; where its suffix is .h5, into that file."""
     has_task: bool = False
     """Whether it is for models with a further task, which no other format can write."""
 

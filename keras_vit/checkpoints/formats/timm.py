@@ -21,8 +21,7 @@ _UNSUPPORTED = (
     ("layers.0.blocks.0.norm1.weight", "Swin Transformer"),
     ("patch_embed.norm.weight", "AIMv2"),
     ("blocks_token_only.0.gamma_1", "CaiT"),
-    ("blocks.0.attn.norm.weight", "EVA-02-CLIP or BEiT-3"),
-    ("norm_pre.weight blocks.0.gamma_1", "Perception Encoder"),
+    ("blocks.0.attn.norm.weight blocks.0.mlp.fc1.weight", "BEiT-3"),
     ("blocks.0.gamma_1 blocks.0.attn.qkv.bias", "ViT with another kind of rotary positions (RoPE-ViT)"),
     ("blocks.0.gamma_1 fc_norm.weight", "ViT with another kind of rotary positions (RoPE-ViT)"),
     ("attn_pool.latent cls_token", "ViT with global_pool='map' beside a class token"),
@@ -52,9 +51,8 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format. Raises UserError for other models."""
     if "patch_embed.proj.weight" not in arrays and "embeds.proj.weight" not in arrays:
         return _BIT if "stem.conv.weight" in arrays else None
-    is_pe_core = arrays.keys() >= {"norm_pre.weight", "attn_pool.latent", "pos_embed"}
-    if is_pe_core and "blocks.0.gamma_1" not in arrays:
-        return _pe_core()
+    if arrays.keys() >= {"norm_pre.weight", "pos_embed"} and arrays.keys() & {"attn_pool.latent", "blocks.0.gamma_1"}:
+        return _perception_encoder(scaled="blocks.0.gamma_1" in arrays)
     for telling, name in _UNSUPPORTED:
         if arrays.keys() >= set(telling.split()):
             raise unsupported(f"of timm's {name}", "give a ViT or a DINO instead")
@@ -77,10 +75,16 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         ),
         # Without heads, features are the mean of both tokens.
         settings={"distillation": "head" if "dist_token" in arrays else "none"},
+        # Without a last norm, a small Perception Encoder has the arrays of CLIP.
+        rotates_pairs=None if _may_rotate(arrays) else False,
         # Of the models whose class token has no row among the positions, FlexiViT alone is so plain.
         patch_resampler="bilinear" if plain and "cls_token" in arrays else None,
         ambiguous=_ambiguous(arrays),
     )
+
+
+def _may_rotate(arrays: Mapping[str, LazyArray]) -> bool:
+    return "norm_pre.weight" in arrays and not arrays.keys() & {"norm.weight", "fc_norm.weight"}
 
 
 def _ambiguous(arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
@@ -91,6 +95,8 @@ def _ambiguous(arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
     with a norm after pooling have either ordinary blocks or, without biases of query, key and value
     (vit_base_patch16_rpn_224), blocks that normalize after each branch.
     """
+    if _may_rotate(arrays):
+        return ("architecture",)
     if "norm_pre.weight" in arrays:
         return "gelu", "position_embedding"
     if "cls_token" in arrays:
@@ -104,7 +110,7 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
         return {} if config.preactivation else None
     free = ("gated_mlp", "layer_scale", "num_registers", "with_class_token", "qkv_bias")
     if config.rotary_reference is not None and config.pre_norm:
-        own = ("rotary_reference", "rotary_offset", "pool_heads", "with_class_token")
+        own = ("rotary_reference", "rotary_offset", "pool_heads", "pool_mlp_dim", "with_class_token", "final_norm")
         return {
             **DEFAULTS,
             **dict.fromkeys(own, None),
@@ -113,13 +119,14 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
             "gelu": ("erf",),
             "layer_norm_epsilon": (1e-5,),
             "rotary_columns_first": (True,),
-            "classifier": ("map",),
+            "classifier": ("map",) if config.final_norm else ("token", "gap") if config.has_class_token else ("gap",),
+            "layer_scale": (None,) if config.final_norm else None,
         }
     if config.rotary_reference is not None:
         return {
             **DEFAULTS,
             **dict.fromkeys(
-                ("gated_mlp", "mlp_norm", "rotary_reference", "with_class_token", "norm_after_pooling"), None
+                ("mlp_norm", "attention_norm", "rotary_reference", "with_class_token", "norm_after_pooling"), None
             ),
             "gated_mlp": (True,),
             "gelu": ("silu",),
@@ -156,9 +163,9 @@ def _layout_for(model: Blueprint) -> Layout:
     if config.position_embedding == "rotary":
         return _eva(gated=config.gated_mlp)
     if config.rotary_reference is not None and config.pre_norm:
-        return _pe_core()
+        return _perception_encoder(scaled=config.layer_scale is not None)
     if config.rotary_reference is not None:  # tiny and small have neither norms nor separate projections
-        whole = not config.mlp_norm
+        whole = not (config.mlp_norm or config.attention_norm)
         return _eva02(fused=whole, packed=whole, after_pooling=config.norm_after_pooling)
     layout = _vit(
         root_only=isinstance(config.stem, ResNetConfig) and not config.stem.block_units,
@@ -169,7 +176,7 @@ def _layout_for(model: Blueprint) -> Layout:
     return dataclasses.replace(layout, prefix_positions=False) if config.num_registers else layout
 
 
-def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool) -> Layout:
+def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool, scales: str = "ls{n}.gamma") -> Layout:
     """ViT and hybrids; a backbone without stages has no "stem" in its keys; fc_norm follows the pooling."""
     block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
     rules = (
@@ -179,9 +186,7 @@ def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool) -
         keys.Rule((keys.POSITIONS,), "pos_embed"),
         *keys.dense("embedding", "patch_embed.proj", keys.CONV),
         *(keys.packed_mlp(block, "mlp.fc1") if gated else ()),
-        *keys.block_rules(
-            block, ("norm1", "norm2"), ("attn.qkv.", "attn.proj"), ("mlp.fc1", "mlp.fc2"), scales="ls{n}.gamma"
-        ),
+        *keys.block_rules(block, ("norm1", "norm2"), ("attn.qkv.", "attn.proj"), ("mlp.fc1", "mlp.fc2"), scales=scales),
         *keys.norm("Transformer/pre_norm", "norm_pre"),
         *keys.norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
         *keys.dense(keys.POOLING_INPUTS[0], "attn_pool.q"),
@@ -236,10 +241,11 @@ def _eva(*, gated: bool, packed: bool = False) -> Layout:
     )
 
 
-def _pe_core() -> Layout:
-    """Perception Encoders, which pool all tokens. They rotate pairs of channels."""
+def _perception_encoder(*, scaled: bool) -> Layout:
+    """Perception Encoders: core, which pools all tokens, and lang and spatial, without a last norm."""
+    scales = "gamma_{n}" if scaled else "ls{n}.gamma"
     return dataclasses.replace(
-        _vit(root_only=False, after_pooling=False, gated=False, pre_norm=True),
+        _vit(root_only=False, after_pooling=False, gated=False, pre_norm=True, scales=scales),
         prefix_positions=True,
         rotates_pairs=True,
         ambiguous=("architecture",),
@@ -268,6 +274,7 @@ def _eva02(*, fused: bool, packed: bool, after_pooling: bool) -> Layout:
             tuple(f"mlp.{part}" for part in hidden),
         ),
         *keys.norm(f"{mlp}norm", f"{block}mlp.norm"),
+        *keys.norm(f"{keys.ATTENTION}norm", f"{block}attn.norm"),
         *keys.norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
         *keys.dense("head", "head"),
     )

@@ -103,8 +103,10 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         sizes=sizes_in(arguments, _SIZES),
         heads=("head",) if config.get("num_classes") else (),
     )
+    if name.startswith("vit_pe_") and layout.rotates_pairs is not False:
+        return _perception_encoder(name, arguments, common)
     if layout.rotates_pairs:
-        return (_pe_core if name.startswith("vit_pe_core_") else _eva02)(name, arguments, common)
+        return _eva02(name, arguments, common)
     is_rotary = layout.settings.get("position_embedding") == "rotary"
     return _eva(name, arguments, common, layout) if is_rotary else _vit(name, arguments, common)
 
@@ -204,25 +206,28 @@ def _eva(name: str, arguments: dict, common: FileConfig, layout: Layout) -> File
     )
 
 
-# The heads of EVA-02 in timm 1.0.31, and whether their MLPs have a norm.
+# The heads of EVA-02 in timm 1.0.31, and whether their MLPs have a norm. Those of CLIP have one in attention, too.
 _EVA02 = {"tiny": (3, False), "small": (6, False), "base": (12, True), "large": (16, True)}
 _FIXED_OF_EVA02 = {**_FIXED_OF_EVA, "rope_type": "cat", "rope_temperature": 10000, "rope_rotate_half": False}
 _FIXED_OF_EVA02 |= {"use_abs_pos_emb": True, "num_reg_tokens": 0, "swiglu_mlp": True, "no_embed_class": False}
-_FREE_OF_EVA02 = {"qkv_fused", "scale_mlp", "use_fc_norm", "ref_feat_shape", "swiglu_align_to"}
+_FREE_OF_EVA02 = {"qkv_fused", "scale_mlp", "scale_attn_inner", "use_fc_norm", "ref_feat_shape", "swiglu_align_to"}
 _FREE_OF_EVA02 |= _IN_ARRAYS - {"init_values", "no_embed_class"}
 
 
 def _eva02(name: str, arguments: dict, common: FileConfig) -> FileConfig:
-    match = re.fullmatch(r"eva02_(tiny|small|base|large)_patch14_\d+", name.partition(".")[0])
+    pattern = r"eva02_(?:(tiny|small|base|large)_patch14|(base_patch16|large_patch14)_clip)_\d+"
+    match = re.fullmatch(pattern, name.partition(".")[0])
     check_supported("architecture", name.partition(".")[0] if match is None else None, [None])
     assert match is not None
-    num_heads, mlp_norm = _EVA02[match[1]]
+    is_clip = match[2] is not None
+    num_heads, mlp_norm = _EVA02[match[1] or match[2].partition("_")[0]]
     given = {field: value for field, value in arguments.items() if value is not None}
     fixed = {field: value for field, value in _FIXED_OF_EVA02.items() if field not in _FREE_OF_EVA02}
     _check_arguments(given, _FREE_OF_EVA02, fixed)
-    classifier = common.classifier or "gap"
+    classifier = common.classifier or ("token" if is_clip else "gap")
     after_pooling = given.get("use_fc_norm", classifier == "gap")
     sizes: Sizes = {"mlp_norm": ("scale_mlp", given.get("scale_mlp", mlp_norm))}
+    sizes["attention_norm"] = "scale_attn_inner", given.get("scale_attn_inner", is_clip)
     sizes |= {"norm_after_pooling": ("use_fc_norm", after_pooling)} if classifier == "gap" else {}
     return dataclasses.replace(
         common,
@@ -235,54 +240,60 @@ def _eva02(name: str, arguments: dict, common: FileConfig) -> FileConfig:
     )
 
 
-# The heads and the reference of Perception Encoders in timm 1.0.31; of the largest, the pooling has another MLP.
-_PE_CORE = {"tiny": (3, 24), "small": (6, 24), "base": (12, 14), "large": (16, 24)}
-_FIXED_OF_PE_CORE = {**_FIXED_OF_EVA02, "swiglu_mlp": False, "attn_type": "rope", "use_pre_transformer_norm": True}
-_FIXED_OF_PE_CORE |= {"rope_grid_indexing": "xy"}
-_FREE_OF_PE_CORE = {"rope_grid_offset", "ref_feat_shape", "attn_pool_num_heads", "attn_pool_mlp_ratio", "class_token"}
-_FREE_OF_PE_CORE |= _IN_ARRAYS - {"init_values", "no_embed_class"}
+# The heads of Perception Encoders in timm 1.0.31, and the reference of those that pool (core); of others it is 32.
+_PE = {"tiny": (3, 24), "small": (6, 24), "base": (12, 14), "large": (16, 24), "gigantic": (16, 32)}
+_FIXED_OF_PE = {**_FIXED_OF_EVA02, "swiglu_mlp": False, "attn_type": "rope", "use_pre_transformer_norm": True}
+_FIXED_OF_PE |= {"rope_grid_indexing": "xy", "scale_mlp": False, "use_fc_norm": False, "qkv_fused": True}
+_FREE_OF_PE = {"rope_grid_offset", "ref_feat_shape", "attn_pool_num_heads", "attn_pool_mlp_ratio", "class_token"}
+_FREE_OF_PE |= _IN_ARRAYS - {"no_embed_class"}
 
 
-def _pe_core(name: str, arguments: dict, common: FileConfig) -> FileConfig:
-    match = re.fullmatch(r"vit_pe_core_(tiny|small|base|large)_patch\d+_\d+", name.partition(".")[0])
+def _perception_encoder(name: str, arguments: dict, common: FileConfig) -> FileConfig:
+    pattern = r"vit_pe_(core|lang|spatial)_(tiny|small|base|large|gigantic)_patch\d+_\d+"
+    match = re.fullmatch(pattern, name.partition(".")[0])
     check_supported("architecture", name.partition(".")[0] if match is None else None, [None])
     assert match is not None
-    num_heads, side = _PE_CORE[match[1]]
+    (num_heads, side), is_core, is_largest = _PE[match[2]], match[1] == "core", match[2] == "gigantic"
     given = {field: value for field, value in arguments.items() if value is not None}
-    fixed = {field: value for field, value in _FIXED_OF_PE_CORE.items() if field not in _FREE_OF_PE_CORE}
-    _check_arguments(given, _FREE_OF_PE_CORE, fixed)
-    offset = given.get("rope_grid_offset", 1.0)
+    fixed = {field: value for field, value in _FIXED_OF_PE.items() if field not in _FREE_OF_PE}
+    _check_arguments(given, _FREE_OF_PE, {**fixed, "use_post_transformer_norm": is_core})
+    offset, side = given.get("rope_grid_offset", 0.0 if is_largest else 1.0), side if is_core else 32
     check_field(offset in (0, 1), "rope_grid_offset", "0 or 1", offset)
-    check_supported("global_pool", common.classifier, (None, "map"))
+    check_supported("global_pool", common.classifier, (None, "map") if is_core else (None, "token", "gap"))
+    scaled = not is_core and (match[1] == "lang" or is_largest or "init_values" in given)
+    heads = {"pool_heads": number(arguments, "attn_pool_num_heads") or 8}
     return dataclasses.replace(
         common,
-        classifier="map",
+        classifier="map" if is_core else common.classifier or "gap",
         num_heads=common.num_heads or num_heads,
         gelu="erf",
         layer_norm_epsilon=1e-5,
+        layer_scale=number(arguments, "init_values", float) or 0.1 if scaled else None,
         settings={
             "rotary_reference": pair(arguments, "ref_feat_shape") or (side, side),
             "rotary_offset": float(offset),
             "rotary_columns_first": True,
-            "pool_heads": number(arguments, "attn_pool_num_heads") or 8,
+            "final_norm": is_core,
+            **(heads if is_core else {}),
         },
     )
 
 
 def _rotary_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """The architecture of a model that is rotary beside its learned positions, and its arguments.
-
-    EVA-02's of base and large have the norm in the MLP.
-    """
+    """The architecture of a model that is rotary beside its learned positions, and its arguments."""
     assert config.rotary_reference is not None
+    own: dict[str, Any] = {"ref_feat_shape": list(config.rotary_reference)}
     if config.pre_norm:
-        own = {"ref_feat_shape": list(config.rotary_reference), "rope_grid_offset": config.rotary_offset}
-        own |= {"attn_pool_num_heads": config.pool_heads or config.num_heads, "class_token": config.with_class_token}
-        ratio = (config.mlp_dim + 0.5) / config.hidden_size
-        return "vit_pe_core_tiny_patch16_384", {**own, "attn_pool_mlp_ratio": ratio}
-    size = "base" if config.mlp_norm else "tiny"
-    own = {"ref_feat_shape": list(config.rotary_reference), "use_fc_norm": config.norm_after_pooling}
-    return f"eva02_{size}_patch14_224", own
+        own |= {"rope_grid_offset": config.rotary_offset, "class_token": config.has_class_token}
+        if not config.final_norm:
+            return "vit_pe_spatial_tiny_patch16_512", own
+        ratio = ((config.pool_mlp_dim or config.mlp_dim) + 0.5) / config.hidden_size
+        own |= {"attn_pool_num_heads": config.pool_heads or config.num_heads, "attn_pool_mlp_ratio": ratio}
+        return "vit_pe_core_tiny_patch16_384", own
+    own |= {"use_fc_norm": config.norm_after_pooling}
+    if not (config.mlp_norm or config.attention_norm):
+        return "eva02_tiny_patch14_224", own
+    return "eva02_base_patch14_224", {**own, "scale_mlp": config.mlp_norm, "scale_attn_inner": config.attention_norm}
 
 
 def _images(pretrained: dict) -> ImageProcessing:

@@ -1,4 +1,4 @@
-"""Files of vit-keras 0.1 (Keras 2) and 0.2: .h5 files of whole models and of weights, with people's own heads. Read.
+"""Files of vit-keras 0.1 (Keras 2) and 0.2: .h5 files of whole models and of weights, with people's own heads.
 
 A whole model describes its layers; those behind the class token become the head here: Dropout and Flatten, which change
 nothing, BatchNormalization, which becomes a part of the Dense after it, one Dense with tanh, and the last Dense.
@@ -15,10 +15,12 @@ import numpy as np
 
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing, check_field, check_supported, number
-from keras_vit.checkpoints.formats.layout import HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
 from keras_vit.errors import UserError
-from keras_vit.files.hdf5 import open_hdf5, read_model_config
+from keras_vit.files.hdf5 import open_hdf5, read_model_config, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.blueprint import Blueprint
+from keras_vit.models.config import ViTConfig
 
 # The description of the model in its file, as another file beside it.
 MODEL_CONFIG = "model_config"
@@ -228,4 +230,57 @@ def _description(path: pathlib.Path) -> dict[str, dict]:
     return {MODEL_CONFIG: description} if description else {}
 
 
-VIT_KERAS = Format("vit_keras", _identify, (MODEL_CONFIG,), _description, _read_config)
+# Writing
+
+
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
+    if not isinstance(model.config, ViTConfig) or model.task is not None:
+        return None
+    exact = {"gelu": ("erf",), "layer_norm_epsilon": (1e-6,), "stem": (None,)}
+    return {**DEFAULTS, **exact, "representation_size": None}
+
+
+def _write_weights(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a file of weights as Keras 2 does: each layer has its arrays in their order, and names them."""
+    layers: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        name = f"class_token/{key}" if key.startswith("cls") else key.replace("/MlpBlock_3/", "/")
+        part, _, leaf = name.removesuffix(":0").rpartition("/")
+        is_norm = part.rpartition("/")[2].startswith(("LayerNorm_", "encoder_norm"))
+        leaf = _NORM_LEAVES[leaf] if is_norm else leaf
+        block = re.match(r"Transformer/encoderblock_\d+", part)
+        layers.setdefault(block[0] if block else part, {})[f"{part}/{leaf}:0"] = array
+    names = sorted(layers, key=_place)
+    stored = {f"{layer}/{key}": array for layer in names for key, array in layers[layer].items()}
+    attributes: dict[str, dict[str, Any]] = {
+        layer: {"weight_names": sorted(layers[layer], key=_place)} for layer in names
+    }
+    write_hdf5(file, stored, attributes | {"/": {"layer_names": names, "backend": "tensorflow"}})
+
+
+_NORM_LEAVES = {leaf: name for name, leaf in _LEAVES.items()}
+# The order of layers, of the parts of a block, and of the arrays of a part.
+_ORDER = ("embedding", "class_token", "posembed_input", "encoderblock_", "encoder_norm", "pre_logits", "head")
+_PARTS = ("query", "key", "value", "out", "Dense_0", "Dense_1", "LayerNorm_0", "LayerNorm_2")
+
+
+def _place(name: str) -> tuple[int, int, int, bool]:
+    """The place of a layer or array in a file."""
+    layer = next(place for place, part in enumerate(_ORDER) if name.removeprefix("Transformer/").startswith(part))
+    block = re.match(r"Transformer/encoderblock_(\d+)", name)
+    part = next((place for place, part in enumerate(_PARTS) if f"/{part}/" in name), 0)
+    return layer, int(block[1]) if block else 0, part, name.endswith(("bias:0", "beta:0"))
+
+
+_NOTE = "vit-keras reads the file by load_weights of a model of these sizes: vit.build_model(…), or vit.vit_b16(…)."
+VIT_KERAS = Format(
+    "vit_keras",
+    _identify,
+    (MODEL_CONFIG,),
+    _description,
+    read_config=_read_config,
+    suffixes=(".h5",),
+    expressible=_expressible,
+    layout_for=lambda model: dataclasses.replace(_LAYOUT, notes=(_NOTE,)),
+    write_weights=_write_weights,
+)
