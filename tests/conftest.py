@@ -10,12 +10,14 @@ import sys
 import types
 from collections.abc import Callable
 
+import keras
 import numpy as np
 import pytest
 
+import keras_vit
 from keras_vit import ViTConfig
 from keras_vit.run import Run
-from tests.support import TINY_IMAGE
+from tests.support import TINY, TINY_IMAGE, randomize
 from training import demo
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
@@ -96,6 +98,12 @@ def _short_lock_wait(monkeypatch) -> None:
 @pytest.fixture(name="tiny_images")
 def _tiny_images() -> np.ndarray:
     return np.random.default_rng(3).uniform(-1.0, 1.0, (5, *TINY_IMAGE, 3)).astype(np.float32)
+
+
+@pytest.fixture(name="tiny_model", scope="session")
+def _tiny_model() -> keras.Model:
+    """A classifier with random weights, for tests that change nothing of it."""
+    return randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
 
 
 @pytest.fixture(name="demo_place", scope="session")

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -82,6 +82,11 @@ def run_demo(directory: pathlib.Path, epochs: int) -> None:
     """Run the demo in a process of its own, with a number of epochs; its recipe has 80."""
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
     subprocess.run([sys.executable, "-c", _DEMO, str(epochs)], cwd=directory, env=environment, check=True)
+
+
+def others_slow(values: Iterable[Any], *fast: Any) -> list[Any]:
+    """Return the values of a parameter; those but some fast ones are for the slow tests."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def replaced(command: Sequence[str], *options: str) -> list[str]:

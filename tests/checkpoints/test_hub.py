@@ -30,15 +30,16 @@ REPOSITORIES = {
     },
     "old/pickle": {"config.json": b"{}", "pytorch_model.bin": b"a pickle"},
 }
-# Runs without Keras; prints the folder and its files, or the sentence.
+# Runs without Keras; prints the files of each folder, or the sentence.
 SCRIPT = """
 import sys
 from keras_vit import UserError, find_checkpoint
-try:
-    folder = find_checkpoint(sys.argv[1])
-    print(*sorted(f"{path.name}={path.read_text()}" for path in folder.iterdir()), sep="\\n")
-except UserError as error:
-    print("UserError:", error)
+for name in sys.argv[1:]:
+    try:
+        folder = find_checkpoint(name)
+        print(*sorted(f"{path.name}={path.read_text()}" for path in folder.iterdir()), sep="\\n")
+    except UserError as error:
+        print("UserError:", error)
 """
 
 
@@ -97,13 +98,13 @@ def _hub():
         server.shutdown()
 
 
-def fetch(name: str, home: pathlib.Path, hub=None, **variables: str) -> str:
-    """What a process prints that finds a checkpoint: the files in its folder, or the sentence."""
+def fetch(names: str, home: pathlib.Path, hub=None, **variables: str) -> str:
+    """Return what a process prints that finds checkpoints: the files in their folders, or the sentences."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     port = hub.server_port if hub else 9  # where nothing listens
     own |= {"HF_HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_DISABLE_XET": "1"}
     own["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    command = [sys.executable, "-c", SCRIPT, name]
+    command = [sys.executable, "-c", SCRIPT, *names.split()]
     done = subprocess.run(command, cwd=ROOT, env=own | variables, capture_output=True, text=True, check=True)
     assert "Retrying" not in done.stderr
     return done.stdout
@@ -148,15 +149,13 @@ def test_only_weights_and_configs_are_downloaded_once_and_then_found_offline(hub
     assert hub.requests == []
 
 
-def test_a_repository_without_a_processor_is_complete_offline_too(hub, tmp_path):
-    files = 'config.json={"model_type": "vit"}\nmodel.safetensors=weights\n'
-    assert fetch("timm/vit_tiny.augreg", tmp_path, hub) == files
-    assert fetch("timm/vit_tiny.augreg", tmp_path, hub, HF_HUB_OFFLINE="1") == files
-
-
-def test_shards_are_found_by_their_index(hub, tmp_path):
-    files = fetch("hf:facebook/sharded", tmp_path, hub).splitlines()
-    assert [file.partition("=")[0] for file in files] == [
+def test_a_repository_without_a_processor_is_complete_offline_too_and_shards_are_found_by_their_index(hub, tmp_path):
+    names = "timm/vit_tiny.augreg hf:facebook/sharded"
+    files = fetch(names, tmp_path, hub)
+    assert fetch(names, tmp_path, hub, HF_HUB_OFFLINE="1") == files
+    own, *others = files.splitlines()[1:]
+    assert (files.splitlines()[0], own) == ('config.json={"model_type": "vit"}', "model.safetensors=weights")
+    assert [file.partition("=")[0] for file in others] == [
         "config.json", *SHARDS["weight_map"].values(), "model.safetensors.index.json"
     ]  # fmt: skip
 
@@ -167,21 +166,18 @@ def test_a_revision_is_followed_and_a_token_opens_a_gated_repository(hub, tmp_pa
     assert "model.safetensors=weights" in fetch("hf:closed/gated", tmp_path, hub, HF_TOKEN="hf_accepted")
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("hf:closed/gated", "closed/gated is gated: accept its terms at http"),
-        ("hf:google/none", "The Hugging Face hub has no repository 'google/none' that you may read"),
-        ("hf:google/vit@v2", "google/vit has no branch, tag or commit 'v2'; leave out @"),
-        ("hf:google/a--b", "'google/a--b' cannot be the name of a repository"),
-        ("hf:old/pickle", "old/pickle on the Hugging Face hub has no model.safetensors, and pickles"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_sentence(name, sentence, hub, tmp_path):
-    printed = fetch(name, tmp_path, hub)
-    assert printed.startswith("UserError: ")
-    assert sentence in printed
-    assert len(printed.splitlines()) == 1
+def test_what_the_hub_refuses_is_one_sentence(hub, tmp_path):
+    sentences = {
+        "hf:closed/gated": "closed/gated is gated: accept its terms at http",
+        "hf:google/none": "The Hugging Face hub has no repository 'google/none' that you may read",
+        "hf:google/vit@v2": "google/vit has no branch, tag or commit 'v2'; leave out @",
+        "hf:google/a--b": "'google/a--b' cannot be the name of a repository",
+        "hf:old/pickle": "old/pickle on the Hugging Face hub has no model.safetensors, and pickles",
+    }
+    printed = fetch(" ".join(sentences), tmp_path, hub).splitlines()
+    for line, sentence in zip(printed, sentences.values(), strict=True):
+        assert line.startswith("UserError: ")
+        assert sentence in line
 
 
 def test_offline_and_without_the_files_the_sentence_says_so(tmp_path):
@@ -193,13 +189,11 @@ def test_offline_and_without_the_files_the_sentence_says_so(tmp_path):
 
 
 def test_without_a_network_the_cache_is_used_and_else_the_sentence_names_the_hub_within_seconds(hub, tmp_path):
-    for name in ("hf:google/vit", "timm/vit_tiny.augreg"):
-        found = fetch(name, tmp_path, hub)
-        begin = time.monotonic()
-        assert fetch(name, tmp_path) == found
-        assert time.monotonic() - begin < 10.0  # of huggingface_hub alone more than 20
+    names = "hf:google/vit timm/vit_tiny.augreg"
+    files = fetch(names, tmp_path, hub)
     begin = time.monotonic()
-    printed = fetch("hf:google/none", tmp_path)
-    assert time.monotonic() - begin < 10.0
-    assert "and http://127.0.0.1:9 cannot be reached" in printed
-    assert len(printed.splitlines()) == 1
+    printed = fetch(f"{names} hf:google/none", tmp_path)
+    assert time.monotonic() - begin < 10.0  # of huggingface_hub alone more than 20
+    assert printed.startswith(files)
+    (sentence,) = printed.removeprefix(files).splitlines()
+    assert "and http://127.0.0.1:9 cannot be reached" in sentence

@@ -36,27 +36,27 @@ def test_the_version_is_an_option_that_the_help_lists(capsys):
 _LISTED_WITHOUT_TENSORFLOW = """
 import sys
 from keras_vit.cli.commands import run_command
-run_command(sys.argv[1:])
+for number, command in enumerate(sys.argv[1:]):
+    print(end="\\0" if number else "")
+    run_command(command.split())
 sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "first_line", "count"),
-    [
-        (["models", "vit-b_16"], ["ViT-B_16", "224", "86.6", "M", "17.6", "84.6%"], 7),
-        (["recipes", "PHOTOS-FINE*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
-        (["models", "*deit*"], ["DeiT3-S_16", "224"], 8),
-        (["models", "testing"], ["testing", "224"], 1),
-    ],
-)
-def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow(arguments, first_line, count):
-    command = [sys.executable, "-c", _LISTED_WITHOUT_TENSORFLOW, *arguments]
+def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow():
+    listed = {
+        "models vit-b_16": (["ViT-B_16", "224", "86.6", "M", "17.6", "84.6%"], 7),
+        "recipes PHOTOS-FINE*": (["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
+        "models *deit*": (["DeiT3-S_16", "224"], 8),
+        "models testing": (["testing", "224"], 1),
+    }
+    command = [sys.executable, "-c", _LISTED_WITHOUT_TENSORFLOW, *listed]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()[arguments[0] == "models" :]  # a header
-    assert lines[0].split()[: len(first_line)] == first_line
-    assert len(lines) == count
+    for (arguments, (first_line, count)), printed in zip(listed.items(), done.stdout.split("\0"), strict=True):
+        lines = printed.splitlines()[arguments.startswith("models") :]  # a header
+        assert lines[0].split()[: len(first_line)] == first_line
+        assert len(lines) == count
 
 
 def test_the_package_runs_commands_without_its_script():
@@ -64,29 +64,29 @@ def test_the_package_runs_commands_without_its_script():
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, keras_vit.__version__, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        (["fin"], ["finetune"]),
-        (["rec"], ["recipes"]),
-        (["convert", "--lay"], ["--layout"]),
-        (["pretrain", "digits", "--batch"], ["--batch-size"]),
-        (["convert", "pic"], ["picture.npz"]),
-    ],
-)
-def test_bash_completes_commands_options_and_files(words, completed, tmp_path):
+def test_bash_completes_commands_options_and_files(tmp_path):
+    completed = {
+        "fin": "finetune",
+        "rec": "recipes",
+        "convert --lay": "--layout",
+        "pretrain digits --batch": "--batch-size",
+        "convert pic": "picture.npz",
+    }
     script = """
 keras-vit() { "$PYTHON" -c "from keras_vit.cli.commands import main; main()" "$@"; }
 eval "$(keras-vit --print-completion bash)"
-COMP_WORDS=(keras-vit "$@") COMP_CWORD=$#
-_keras_vit
-echo "${COMPREPLY[@]}"
+for words in "$@"; do
+    COMP_WORDS=(keras-vit $words) COMPREPLY=()
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _keras_vit
+    echo "${COMPREPLY[@]}"
+done
 """
     (tmp_path / "picture.npz").touch()
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    command = ["bash", "-c", script, "bash", *words]
+    command = ["bash", "-c", script, "bash", *completed]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.stdout.split(), done.stderr) == (completed, "")
+    assert (done.stdout.split(), done.stderr) == ([*completed.values()], "")
 
 
 @pytest.mark.parametrize(

@@ -349,13 +349,14 @@ def test_help_and_a_wrong_option_wait_for_nothing():
 @pytest.mark.parametrize("arguments", ["finetune --help", "pretrain vit-b16-i21k --help", "pretrain digits --lurning"])
 def test_help_and_a_wrong_option_of_the_largest_commands_take_little_processor_time(arguments):
     command = [sys.executable, "-m", "keras_vit", *arguments.split()]
-    seconds = []
-    for _ in range(4):
+
+    def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, cwd=ROOT, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.6
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(seconds() < 0.6 for _ in range(4))  # other load makes a run slower, never faster
 
 
 def test_a_reader_that_goes_away_stops_a_command_silently():

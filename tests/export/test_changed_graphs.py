@@ -1,6 +1,7 @@
 """Models whose graph a user has changed: what is written of them computes what they do, or they are refused."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 
@@ -26,7 +27,7 @@ from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import gelu_erf
 from tests.exports import exported_model, saved_model_of, tflite_of
-from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
 from training.loop.build import rebuilt
 
 NAMES = ("ash", "birch", "cedar")
@@ -160,6 +161,12 @@ EQUAL: dict[str, Callable[[], keras.Model]] = {
 }
 
 
+@functools.cache
+def changed(name: str) -> keras.Model:
+    """A changed model, of which tests only read."""
+    return (CHANGES | EQUAL)[name]()
+
+
 REFUSED = (
     "a softmax",
     "a softmax of keras.ops",
@@ -179,7 +186,7 @@ FAST = (
     "the images scaled before the spec",
     "a pooling of a ResNet",
 )
-ONE_OF_EACH = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CHANGES]
+ONE_OF_EACH = others_slow(CHANGES, *FAST)
 
 
 def _agree(outputs: object, model: keras.Model, images: np.ndarray) -> None:
@@ -192,7 +199,7 @@ def _images(model: keras.Model) -> np.ndarray:
 
 @pytest.mark.parametrize("change", ONE_OF_EACH)
 def test_a_changed_model_is_not_adapted_nor_written_as_another_one(change, tmp_path):
-    model = CHANGES[change]()
+    model = changed(change)
     with pytest.raises(UserError, match="was changed after keras_vit built it: its layer '(.*)' differs") as caught:
         keras_vit.adapt(model)
     assert repr(changed_layer(model)) in str(caught.value)
@@ -203,7 +210,7 @@ def test_a_changed_model_is_not_adapted_nor_written_as_another_one(change, tmp_p
 
 @pytest.mark.parametrize("change", EQUAL)
 def test_a_change_that_computes_the_same_is_adapted_and_written(change, tmp_path):
-    model = EQUAL[change]()
+    model = changed(change)
     images = _images(model)
     _agree(keras_vit.adapt(model, image_size=TINY_IMAGE)(images), model, images)
     keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout="npz")
@@ -215,7 +222,7 @@ def test_a_change_that_computes_the_same_is_adapted_and_written(change, tmp_path
 
 @pytest.mark.parametrize("change", [*ONE_OF_EACH, *EQUAL])
 def test_the_model_of_an_export_computes_what_the_changed_one_does(change):
-    model = (CHANGES | EQUAL)[change]()
+    model = changed(change)
 
     def exported() -> keras.Model:
         exported_model(model, NAMES, Samples((), np.zeros(0))).with_logits()
@@ -242,7 +249,7 @@ def _check_saved_model(model: keras.Model, source: ExportedModel, output: pathli
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [name for name in CHANGES if name not in REFUSED])
 def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
-    model = CHANGES[change]()
+    model = changed(change)
     model.save(tmp_path / "mine.keras")
     (tmp_path / LABELS).write_text("\n".join(NAMES))
     options = SourceOptions(run=str(tmp_path / "mine.keras"), labels=str(tmp_path / LABELS))
@@ -251,7 +258,7 @@ def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_model_is_of_the_changed_model_in_a_run(tmp_path):
-    model = CHANGES["a norm before the head"]()
+    model = changed("a norm before the head")
     model.save(tmp_path / MODEL)
     (tmp_path / LABELS).write_text("\n".join(NAMES))
     random_images(keras_vit.preprocessing_of(model)).save(tmp_path / SAMPLES)
@@ -260,7 +267,7 @@ def test_a_saved_model_is_of_the_changed_model_in_a_run(tmp_path):
 
 
 def test_a_tflite_file_is_of_the_changed_model(tmp_path):
-    model = CHANGES["own mean of all tokens"]()
+    model = changed("own mean of all tokens")
     samples = random_images(keras_vit.preprocessing_of(model))
     path, _ = tflite_of(model, NAMES, samples, tmp_path, ["float32"])["float32"]
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
@@ -269,7 +276,7 @@ def test_a_tflite_file_is_of_the_changed_model(tmp_path):
 
 
 def test_a_changed_model_is_not_converted_and_loads_as_it_is(tmp_path):
-    model = CHANGES["own mean of all tokens"]()
+    model = changed("own mean of all tokens")
     model.save(tmp_path / "mine.keras")
     images = _images(model)
     _agree(keras_vit.from_checkpoint(tmp_path / "mine.keras")(images), model, images)
@@ -340,7 +347,7 @@ def test_an_export_of_a_model_whose_input_and_output_have_names_has_those_of_the
 
 
 def test_probabilities_are_not_exported_as_logits(tmp_path):
-    model = CHANGES["a softmax"]()
+    model = changed("a softmax")
     samples = random_images(keras_vit.preprocessing_of(model))
     with pytest.raises(UserError, match="ends with the softmax 'softmax.*', but its logits are needed"):
         saved_model_of(model, NAMES, samples, tmp_path / "served")

@@ -17,11 +17,12 @@ from keras_vit.errors import ParityError
 from keras_vit.images.files import Samples
 from tests.exports import tflite_of
 from tests.models.test_saving import CONFORMANCE, REWRITTEN
-from tests.support import TINY, TINY_IMAGE, randomize
+from tests.support import TINY, TINY_IMAGE, others_slow, randomize
 
 INPUTS = np.random.default_rng(0).uniform(-1, 1, (3, *TINY_IMAGE, 3)).astype(np.float32)
 # What has no form for delegates.
 REFUSED = ("relative", "axial", "axial resnet", "shifted patches", "locality", "sequence pooling")
+SUPPORTED = [name for name in CONFORMANCE if name not in REFUSED]
 
 
 def built(name: str) -> keras.Model:
@@ -40,14 +41,7 @@ def invoked(content: bytes, images: np.ndarray) -> np.ndarray:
     return np.stack(logits)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in REWRITTEN else pytest.param(name, marks=pytest.mark.slow)
-        for name in CONFORMANCE
-        if name not in REFUSED
-    ],
-)
+@pytest.mark.parametrize("name", others_slow(SUPPORTED, *REWRITTEN))
 def test_the_model_in_four_axes_is_the_model(name):
     model = built(name)
     found = np.asarray(delegates.delegate_model(model, INPUTS)(INPUTS))
@@ -62,13 +56,7 @@ def test_what_has_no_form_is_refused_by_the_name_of_its_layer(name):
         delegates.delegate_model(built(name), INPUTS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "token",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("map", "rotary", "two heads", "hybrid", "bit")),
-    ],
-)
+@pytest.mark.parametrize("name", others_slow(("token", "map", "rotary", "two heads", "hybrid", "bit"), "token"))
 def test_a_file_keeps_the_rules_of_both_targets_and_is_the_model(name):
     model = built(name)
     content = to_delegate_tflite(model, INPUTS)

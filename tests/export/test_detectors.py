@@ -20,7 +20,7 @@ from keras_vit import DetectionConfig, UserError, inspection
 from keras_vit.errors import ParityError
 from keras_vit.run import Run
 from tests.export import cpp_loader
-from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, others_slow, randomize
 from training.detection.detector import open_detector
 
 NAMES = ("ant", "bee", "cat")
@@ -55,11 +55,12 @@ def photos() -> list[bytes]:
     return files
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("own", "owl")), "like"])
+@pytest.mark.parametrize("name", others_slow(("own", "owl", "like"), "like"))
 def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_path, capsys):
     saved_model.main(["--run", str(place / name), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
-    answer = tf.saved_model.load(version).signatures["serving_default"](image_bytes=tf.constant(photos()))
+    served = tf.saved_model.load(version)
+    answer = served.signatures["serving_default"](image_bytes=tf.constant(photos()))
     detector = open_detector(Run.open(place / name))
     images = [inspection.decode(data, "x", preprocessing=detector.preprocessing) for data in photos()]
     assert images[2].pixels.shape[:2] == (41, 30)
@@ -74,7 +75,7 @@ def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_p
     report = json.loads((version / "report.json").read_text())
     assert report["files"]["SavedModel"]["max_abs_diff"] < 1e-4
     assert "boxes and logits within" in capsys.readouterr().out
-    empty = tf.saved_model.load(version).signatures["serving_default"](image_bytes=tf.constant([], tf.string))
+    empty = served.signatures["serving_default"](image_bytes=tf.constant([], tf.string))
     assert empty["boxes"].shape[0] == 0
 
 
@@ -88,7 +89,7 @@ def test_the_cpp_loader_finds_the_same(place, tmp_path):
     np.testing.assert_allclose(boxes, expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", [pytest.param("owl", marks=pytest.mark.slow), "like"])
+@pytest.mark.parametrize("name", others_slow(("owl", "like"), "like"))
 def test_tflite_files_give_boxes_and_logits(name, place, tmp_path):
     options = ["--output", str(tmp_path), "--formats", "float32", "float16"]
     tflite.main(["--run", str(place / name), *options])

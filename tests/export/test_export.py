@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import errno
+import functools
 import os
 import pathlib
 import re
@@ -25,6 +26,7 @@ from export.source import Provenance
 from export.tflite import __main__ as tflite
 from export.tflite import export as tflite_export
 from export.tflite import tflite_file
+from export.tflite.convert import to_tflite
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
@@ -69,68 +71,16 @@ def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
     assert [entry.name for entry in (tmp_path / "served").iterdir()] == ["1"]
 
 
-def export(model: keras.Model, samples: Samples, folder: pathlib.Path, dtype: str = "float32") -> pathlib.Path:
-    """Return the path of the SavedModel."""
-    return saved_model_of(model, LABELS, samples, folder, dtype=dtype, max_disagreement=1.0)[0]
+@functools.cache
+def converted(*, all_tokens: bool) -> bytes:
+    """The model of `build()` in TFLite."""
+    return to_tflite(build(), all_tokens=all_tokens)
 
 
-@pytest.fixture(name="exported", scope="module")
-def _exported(samples, tmp_path_factory) -> tuple[keras.Model, pathlib.Path]:
-    """A model whose LayerNorm inputs are small, so that epsilon counts, and its SavedModel."""
-    model = build()
-    for layer in (model.get_layer("embedding"), model.get_layer("Transformer.posembed_input")):
-        layer.set_weights([1e-3 * weight for weight in layer.get_weights()])
-    return model, export(model, samples, tmp_path_factory.mktemp("served"))
-
-
-def test_epsilon_survives_in_the_served_graph_and_when_frozen(exported):
-    """OneDNN's fused LayerNorm computes with 1e-3 unless the graph it replaces has the one form that says more."""
-    model, path = exported
-    images = np.random.default_rng(0).uniform(-1, 1, (4, *SIZE, 3)).astype(np.float32)
-    expected = np.asarray(model(images))
-    loaded = tf.saved_model.load(path)  # owns the variables that the signature reads
-    served = loaded.signatures["image_tensor"]
-    np.testing.assert_allclose(served(image=tf.constant(images))["logits"], expected, atol=1e-4)
-
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    frozen = convert_variables_to_constants_v2(served)
-    logits = next(value for value in frozen(image=tf.constant(images)) if not np.allclose(value.numpy().sum(-1), 1))
-    np.testing.assert_allclose(logits, expected, atol=1e-4)
-
-
-def _operators_on_the_device(path: pathlib.Path) -> collections.Counter:
-    """What a session, such as TF Serving's, runs for the logits of a SavedModel: operators, as they were rewritten."""
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        signature = tf.compat.v1.saved_model.load(session, ["serve"], str(path)).signature_def["image_tensor"]
-        metadata = tf.compat.v1.RunMetadata()
-        session.run(
-            signature.outputs["logits"].name,
-            {signature.inputs["image"].name: np.zeros((2, *SIZE, 3), np.float32)},
-            tf.compat.v1.RunOptions(output_partition_graphs=True),
-            metadata,
-        )
-    return collections.Counter(
-        "+".join([node.op, *(name.decode() for name in node.attr["fused_ops"].list.s)])
-        for graph in metadata.partition_graphs
-        for node in graph.node
-    )
-
-
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_a_served_model_uses_fused_operators(dtype, exported, samples, tmp_path):
-    model, path = exported
-    if dtype != "float32":
-        path = export(model, samples, tmp_path, dtype)
-    found = _operators_on_the_device(path)
-    if "_MklSoftmax" not in found:
-        pytest.skip("TensorFlow has no oneDNN on this processor, or is set not to use it")
-    blocks = sum(layer.name.endswith(".query") for layer in model.layers)
-    assert found["_MklLayerNorm"] == sum(isinstance(layer, keras.layers.LayerNormalization) for layer in model.layers)
-    assert found["_MklNativeFusedMatMul+BiasAdd+GeluApproximate"] == blocks
-    assert found["_MklNativeFusedMatMul+BiasAdd"] == 5 * blocks + 1  # and the head
-    assert not found.keys() & {"Rsqrt", "SquaredDifference", "Tanh", "Erf", "Pow"}
-    assert found["Cast"] == (2 if dtype == "bfloat16" else 0)
+@pytest.fixture(name="converted_once")
+def _converted_once(monkeypatch):
+    """For tests of what follows the conversion, which takes a second."""
+    monkeypatch.setattr(tflite_export, "to_tflite", lambda *_, all_tokens, **__: converted(all_tokens=all_tokens))
 
 
 @pytest.mark.slow
@@ -140,7 +90,8 @@ def test_a_saved_model_that_differs_is_not_kept(samples, no_tolerance, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tflite_file_that_differs_is_not_kept(samples, no_tolerance, tmp_path):
+@pytest.mark.usefixtures("converted_once", "no_tolerance")
+def test_a_tflite_file_that_differs_is_not_kept(samples, tmp_path):
     with pytest.raises(ParityError, match="logits of the float32 TFLite file differ"):
         tflite_of(build(), LABELS, samples, tmp_path / "phone", ["float32"])
     assert list(tmp_path.iterdir()) == []
@@ -155,6 +106,7 @@ def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("converted_once")
 def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeypatch):
     run = tflite_file.run_samples
 
@@ -274,30 +226,10 @@ def test_tflite_files_are_the_model(name, samples, tmp_path):
     interpreter = Interpreter(model_path=str(path))
     assert [detail["shape"].tolist() for detail in interpreter.get_input_details()] == [[1, *SIZE, 3]]
     assert [detail["shape"].tolist() for detail in interpreter.get_output_details()] == [[1, 7]]
-
-
-def operators(path) -> set[str]:
-    return set(tflite_file.operators(path))
-
-
-def test_a_tflite_file_has_no_flex_custom_or_shape_operators(samples, tmp_path):
-    path, _ = tflite_of(build(), LABELS, samples, tmp_path, ["float32"])["float32"]
-    found = operators(path)
-    assert "FULLY_CONNECTED" in found
-    assert not found & {"SHAPE", "PACK", "GATHER", "REDUCE_PROD", "CUSTOM", "READ_VARIABLE", "VAR_HANDLE"}
-    assert not [name for name in found if name.startswith("Flex")]
-
-
-def test_int8_is_smaller_and_agrees(samples, tmp_path):
-    model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
-    for weight in model.weights:
-        if weight.path.startswith("head"):
-            weight.assign(np.random.default_rng(0).normal(size=weight.shape))
-    written = tflite_of(model, LABELS, samples, tmp_path, ["float32", "int8-dynamic"])
-    (exact, _), (small, difference) = written["float32"], written["int8-dynamic"]
-    assert small.stat().st_size < 0.6 * exact.stat().st_size
-    assert difference["agreement"] == 1.0
-    assert 0 < difference["mean_abs_diff"] < 0.12
+    operators = {*tflite_file.operators(path)}
+    assert "FULLY_CONNECTED" in operators
+    assert not operators & {"SHAPE", "PACK", "GATHER", "REDUCE_PROD", "CUSTOM", "READ_VARIABLE", "VAR_HANDLE"}
+    assert not [name for name in operators if name.startswith("Flex")]
 
 
 @pytest.mark.parametrize(
@@ -429,23 +361,22 @@ def not_an_image(path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "words"),
+    ("command", "name", "damage", "words"),  # both commands open a run in the same way
     [
-        ("labels.txt", lambda path: path.write_bytes(b"caf\xe9\n"), "labels.txt cannot be read as UTF-8"),
-        ("labels.txt", lambda path: path.write_text(""), "does not name its 7 classes"),
-        ("model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
-        ("model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
-        ("model.keras", truncate, "model.keras is not a complete .keras file; copy it again, or train again"),
-        ("model.keras", lambda path: path.write_bytes(b""), "model.keras is not a complete .keras file"),
-        ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must belong to the same run"),
-        ("samples.npz", truncate, "samples.npz cannot be read as an .npz"),
-        ("samples.npz", without_images, "samples.npz has no sample images; train again"),
-        ("samples.npz", without_labels, "samples.npz has no sample images; train again"),
-        ("samples.npz", beyond_the_data, "samples.npz has no sample images; train again"),
-        ("samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
+        (saved_model, "labels.txt", lambda path: path.write_bytes(b"caf\xe9\n"), "labels.txt cannot be read as UTF-8"),
+        (tflite, "labels.txt", lambda path: path.write_text(""), "does not name its 7 classes"),
+        (saved_model, "model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
+        (tflite, "model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
+        (saved_model, "model.keras", truncate, "model.keras is not a complete .keras file; copy it again"),
+        (tflite, "model.keras", lambda path: path.write_bytes(b""), "model.keras is not a complete .keras file"),
+        (saved_model, "model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must belong"),
+        (tflite, "samples.npz", truncate, "samples.npz cannot be read as an .npz"),
+        (saved_model, "samples.npz", without_images, "samples.npz has no sample images; train again"),
+        (tflite, "samples.npz", without_labels, "samples.npz has no sample images; train again"),
+        (saved_model, "samples.npz", beyond_the_data, "samples.npz has no sample images; train again"),
+        (tflite, "samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
     ],
 )
-@pytest.mark.parametrize("command", [saved_model, tflite])
 def test_a_damaged_run_is_one_sentence_and_leaves_nothing(command, name, damage, words, run, tmp_path):
     damage(run / name)
     with pytest.raises(UserError, match=words) as caught:

@@ -1,24 +1,19 @@
 """All forms of a model on this machine: which is recommended, and which cannot be measured."""
 
 import dataclasses
-import io
 import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
-import keras_vit
 from export import parity
 from export.fastest import compare
 from export.fastest.compare import Measured, compare_forms, recommendation
 from export.options import FastestOptions, SourceOptions
 from export.source import ExportedModel
 from export.tflite.convert import to_tflite
-from keras_vit import Preprocessing, UserError, ViTConfig
-from keras_vit.images.files import Samples
-from tests.exports import exported_model
-from tests.support import randomize
+from keras_vit import UserError
+from tests.exports import model_of_five
 
 EXACT = parity.Parity(1e-6, 1e-7, 1.0, 0.9, 128)
 ROUNDED = parity.Parity(0.02, 0.01, 0.995, 0.9, 128)
@@ -54,14 +49,7 @@ def test_the_fastest_is_recommended_and_of_equals_the_exact_one_with_least_memor
 
 @pytest.fixture(name="exported", scope="module")
 def _exported() -> ExportedModel:
-    files = []
-    for pixels in np.random.default_rng(0).integers(0, 256, (7, 12, 18, 3), np.uint8):
-        stream = io.BytesIO()
-        Image.fromarray(pixels).save(stream, "PNG")
-        files.append(stream.getvalue())
-    config = ViTConfig(patch_size=(4, 6), hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
-    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((12, 18)), num_classes=5))
-    return exported_model(model, "abcde", Samples(tuple(files), np.full(7, -1)))
+    return model_of_five()
 
 
 def test_the_onnx_file_is_written_once_for_both_of_its_runtimes(tmp_path, monkeypatch):

@@ -4,9 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-import keras_vit
 from export.tflite import gptq
-from tests.support import TINY, TINY_IMAGE, randomize
 
 
 def to_nearest(kernel: np.ndarray) -> np.ndarray:
@@ -41,10 +39,9 @@ def test_in_four_bits_each_block_of_channels_keeps_its_scale():
     assert errors[0] < 0.5 * errors[1]
 
 
-def test_kernels_with_few_inputs_stay_as_they_are(tiny_images):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    found = gptq.round_kernels(model, [tiny_images] * 3)
-    for before, after in zip(model.layers, found.layers, strict=True):
+def test_kernels_with_few_inputs_stay_as_they_are(tiny_model, tiny_images):
+    found = gptq.round_kernels(tiny_model, [tiny_images] * 3)
+    for before, after in zip(tiny_model.layers, found.layers, strict=True):
         if not isinstance(before, keras.layers.Dense):
             continue
         kernel, rounded = np.asarray(before.kernel), np.asarray(after.kernel)
@@ -53,16 +50,15 @@ def test_kernels_with_few_inputs_stay_as_they_are(tiny_images):
         else:
             assert not np.array_equal(rounded, kernel)
             np.testing.assert_allclose(to_nearest(rounded), rounded, atol=1e-6)
-    logits, expected = np.asarray(found(tiny_images)), np.asarray(model(tiny_images))
+    logits, expected = np.asarray(found(tiny_images)), np.asarray(tiny_model(tiny_images))
     np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
 
 
 @pytest.mark.slow
-def test_second_moments_in_several_passes_are_the_same(tiny_images, monkeypatch):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    at_once = gptq.round_kernels(model, [tiny_images] * 3)
+def test_second_moments_in_several_passes_are_the_same(tiny_model, tiny_images, monkeypatch):
+    at_once = gptq.round_kernels(tiny_model, [tiny_images] * 3)
     monkeypatch.setattr(gptq, "_MOST_NUMBERS", 1)
-    one_by_one = gptq.round_kernels(model, [tiny_images] * 3)
-    for before, expected, found in zip(model.weights, at_once.weights, one_by_one.weights, strict=True):
+    one_by_one = gptq.round_kernels(tiny_model, [tiny_images] * 3)
+    for before, expected, found in zip(tiny_model.weights, at_once.weights, one_by_one.weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=before.path)
-    assert any(not np.array_equal(*pair) for pair in zip(model.weights, at_once.weights, strict=True))
+    assert any(not np.array_equal(*pair) for pair in zip(tiny_model.weights, at_once.weights, strict=True))

@@ -27,7 +27,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.images.files import Samples
 from tests.exports import onnx_of
-from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")
 BIT = ResNetConfig((1, 1), 4, (8, 16), preactivation=True, num_groups=2)
@@ -89,10 +89,7 @@ def test_the_file_of_requirements_pins_every_package_exactly():
     assert "-r ../requirements.txt" in lines
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("map", "hybrid", "BiT") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
-)
+@pytest.mark.parametrize("name", others_slow(MODELS, "map", "hybrid"))
 def test_the_rebuilt_model_is_the_model(name):
     model = build(name)
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)

@@ -23,7 +23,7 @@ from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
 from tests.export import cpp_loader
 from tests.segmentation.shapes import LABELS
-from tests.support import randomize
+from tests.support import others_slow, randomize
 
 TINY = keras_vit.ViTConfig(patch_size=8, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32, classifier="none")
 PREPROCESSING = keras_vit.Preprocessing((32, 40), resize="pad", padding="after")
@@ -54,7 +54,7 @@ def measure(right, found, *, exact: bool) -> dict:
     return Segmentation(None).measure("file", Reference(None, None, outputs=[right]), [found], exact=exact)
 
 
-@pytest.mark.parametrize("task", ["panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])])
+@pytest.mark.parametrize("task", others_slow(TASKS, "panoptic"))
 def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_image(task, tmp_path):
     path, measures = export_saved_model(exported(task), served(tmp_path))
     assert min(measures["equal_pixels"], measures["equal_pixels_of_files"]) >= 0.999
@@ -80,9 +80,7 @@ def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "task", ["semantic", *(pytest.param(t, marks=pytest.mark.slow) for t in ("linear", "instance", "panoptic"))]
-)
+@pytest.mark.parametrize("task", others_slow(TASKS, "semantic"))
 def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
     written = export_tflite(
         exported(task), TFLiteOptions(SourceOptions("memory"), str(tmp_path / "phone"), ("float32", "int8-dynamic"))

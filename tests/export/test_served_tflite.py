@@ -1,39 +1,26 @@
 """The file that TF Serving runs in place of the graph of a SavedModel, as far as LiteRT alone can tell."""
 
 import dataclasses
-import io
 
 import keras
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from PIL import Image
 from scipy import special
 
-import keras_vit
 from export import parity
 from export.options import SavedModelOptions, SourceOptions
 from export.source import ExportedModel, Provenance
 from export.tflite.convert import write_served_file
-from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit import UserError
 from keras_vit.errors import ParityError
-from keras_vit.images.files import Samples
-from tests.exports import exported_model
-from tests.support import randomize
-
-CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
+from tests.exports import model_of_five
 
 
 @pytest.fixture(name="exported", scope="module")
 def _exported() -> ExportedModel:
     """A calibrated model of five classes with seven images."""
-    files = []
-    for pixels in np.random.default_rng(0).integers(0, 256, (7, 12, 18, 3), np.uint8):
-        stream = io.BytesIO()
-        Image.fromarray(pixels).save(stream, "PNG")
-        files.append(stream.getvalue())
-    model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing((12, 18)), num_classes=5))
-    return exported_model(model, "abcde", Samples(tuple(files), np.full(7, -1)), Provenance(temperature=2.0))
+    return model_of_five(Provenance(temperature=2.0))
 
 
 @pytest.fixture(name="expected", scope="module")

@@ -5,17 +5,16 @@ import pathlib
 import numpy as np
 import pytest
 
-import keras_vit
 from export.tflite.convert import to_tflite
 from export.tflite.flatbuffer import Graph, activations, noisy_products, products
 from export.tflite.quantize import quantize_static
-from tests.support import TINY, TINY_IMAGE, randomize
+from tests.support import TINY_IMAGE
 
 
 @pytest.fixture(name="float_file", scope="module")
-def _float_file(tmp_path_factory) -> pathlib.Path:
+def _float_file(tiny_model, tmp_path_factory) -> pathlib.Path:
     file = tmp_path_factory.mktemp("float") / "float.tflite"
-    file.write_bytes(to_tflite(randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)), all_tokens=True))
+    file.write_bytes(to_tflite(tiny_model, all_tokens=True))
     return file
 
 

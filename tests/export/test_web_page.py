@@ -48,26 +48,23 @@ RULES = (
 )
 _IMAGES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
 # Rules beside those of the processors of transformers and timm.
-_FURTHER = {
-    f"{rule.resize} {rule.crop_from} {rule.interpolation} {rule.antialias} {rule.library} {rule.dtype}": rule
-    for rule in (
-        *RULES,
-        *(
-            Preprocessing(SIZE, interpolation=interpolation, library="transformers", background=None)
-            for interpolation in ("nearest", "box", "lanczos3")
-        ),
-        Preprocessing(SIZE, resize="crop", interpolation="bicubic", library="timm"),
-        Preprocessing(SIZE, resize="crop", interpolation="bicubic"),
-        Preprocessing(SIZE, interpolation="nearest"),
-        Preprocessing(SIZE, interpolation="lanczos3", antialias=True),
-        Preprocessing(SIZE, resize="pad", crop_from=(20, 29), background=None, library="timm", value_range=MEANS),
-        Preprocessing(SIZE, resize="pad", interpolation="bicubic", library="transformers", background=None),
-        Preprocessing(SIZE, resize="resize-small", crop_from=(19, 31), interpolation="bicubic", library="timm"),
-        Preprocessing(SIZE, resize="resize-small", crop_from=27, interpolation="bilinear", antialias=True),
-        Preprocessing(SIZE, crop_from=(21, 30), library="transformers", interpolation="lanczos3"),
-        Preprocessing(SIZE, resize="resize-small", crop_from=(21, 30), interpolation="area"),
-    )
-}  # fmt: skip
+_FURTHER = (
+    *RULES,
+    *(
+        Preprocessing(SIZE, interpolation=interpolation, library="transformers", background=None)
+        for interpolation in ("nearest", "box", "lanczos3")
+    ),
+    Preprocessing(SIZE, resize="crop", interpolation="bicubic", library="timm"),
+    Preprocessing(SIZE, resize="crop", interpolation="bicubic"),
+    Preprocessing(SIZE, interpolation="nearest"),
+    Preprocessing(SIZE, interpolation="lanczos3", antialias=True),
+    Preprocessing(SIZE, resize="pad", crop_from=(20, 29), background=None, library="timm", value_range=MEANS),
+    Preprocessing(SIZE, resize="pad", interpolation="bicubic", library="transformers", background=None),
+    Preprocessing(SIZE, resize="resize-small", crop_from=(19, 31), interpolation="bicubic", library="timm"),
+    Preprocessing(SIZE, resize="resize-small", crop_from=27, interpolation="bilinear", antialias=True),
+    Preprocessing(SIZE, crop_from=(21, 30), library="transformers", interpolation="lanczos3"),
+    Preprocessing(SIZE, resize="resize-small", crop_from=(21, 30), interpolation="area"),
+)
 _PAGE = pathlib.Path(onnx_export.__file__).with_name(PAGE)
 # Where the page loads ONNX Runtime Web from, and its version.
 CDN, VERSION = re.findall(r'"(https://.*/onnxruntime-web@([\d.]+)/dist/)', _PAGE.read_text(encoding="utf-8"))[0]
@@ -173,56 +170,67 @@ def run_script(script: str):
         return page.evaluate(f"(() => {{ {functions}\nreturn {script}; }})()")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *json.loads((_IMAGES / "index.json").read_text())["processors"],
-        *(pytest.param(name, marks=pytest.mark.slow) for name in _FURTHER),
-    ],
-)
-def test_the_page_makes_the_pixels_of_the_model(name):
-    rule = _FURTHER[name] if name in _FURTHER else preprocessing_of(keras_vit.from_checkpoint(_IMAGES / name))
-    images = []
+def processors() -> list[Preprocessing]:
+    names = json.loads((_IMAGES / "index.json").read_text())["processors"]
+    return [preprocessing_of(keras_vit.from_checkpoint(_IMAGES / name)) for name in names]
+
+
+@pytest.mark.parametrize("rules", [processors, pytest.param(lambda: _FURTHER, marks=pytest.mark.slow)])
+def test_the_page_makes_the_pixels_of_the_model(rules):
+    photos = []
     for path in sorted((_IMAGES / "pictures").iterdir()):
         with Image.open(path) as image:
             image.thumbnail((333, 333))
-            images.append(np.asarray(rule.to_channels(np.asarray(image.convert("RGB")))))
-    images += [images[0][:7, :5], images[0][:150, :30]]
-    given = [{"sides": image.shape[:2], "bytes": base64.b64encode(image.tobytes()).decode()} for image in images]
-    about = json.dumps(dataclasses.asdict(rule))
-    found = run_script(
-        f"{json.dumps(given)}.map(({{ sides, bytes }}) => Array.from("
-        f"resize(Uint8Array.from(atob(bytes), text => text.charCodeAt(0)), sides, {about})))"
+            photos.append(np.asarray(image.convert("RGB")))
+    photos += [photos[0][:7, :5], photos[0][:150, :30]]
+    cases = [(rule, np.asarray(rule.to_channels(photo))) for rule in rules() for photo in photos]
+    given = [
+        {
+            "sides": image.shape[:2],
+            "bytes": base64.b64encode(image.tobytes()).decode(),
+            "rule": dataclasses.asdict(rule),
+        }
+        for rule, image in cases
+    ]
+    results = run_script(
+        f"{json.dumps(given)}.map(({{ sides, bytes, rule }}) => Array.from("
+        "resize(Uint8Array.from(atob(bytes), text => text.charCodeAt(0)), sides, rule)))"
     )
-    for image, pixels in zip(images, found, strict=True):
+    for (rule, image), pixels in zip(cases, results, strict=True):
         wanted = np.asarray(rule.resized(image), np.float32)
         tolerance = 0 if rule.dtype == "uint8" else 2e-3
         if rule.dtype == "uint8" and PIL.__version__ < "13":  # which resizes rows first, whatever the shape
             tolerance = 3
-        np.testing.assert_allclose(np.reshape(pixels, wanted.shape), wanted, atol=tolerance)
+        message = f"{image.shape[:2]} by {rule}"
+        np.testing.assert_allclose(np.reshape(pixels, wanted.shape), wanted, atol=tolerance, err_msg=message)
 
 
 @pytest.mark.parametrize("order", ["<", pytest.param(">", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
 def test_the_page_turns_an_image_by_its_exif_orientation(kind, order):
-    for orientation in (*range(1, 9), 9):
+    scripts, images = [], []
+    for orientation in range(1, 10):
         mark, stream = {"<": b"II", ">": b"MM"}[order], io.BytesIO()
         exif = b"Exif\0\0" + struct.pack(f"{order}2sHIHHHIHHI", mark, 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0)
         image = Image.fromarray(np.arange(18, dtype=np.uint8).reshape(2, 3, 3))
         image.save(stream, kind, exif=exif)
         stored = f"{{ pixels: {np.asarray(image).flatten().tolist()}, width: 3, height: 2 }}"
-        found = run_script(
+        images.append(np.asarray(image))
+        scripts.append(
             f"[Uint8Array.from({list(stream.getvalue())})].map(bytes => "
             f"[takeOrientation(bytes), takeOrientation(bytes), turn({stored}, 3, {orientation})])[0]"
         )
+    damaged = (b"", b"\xff", stream.getvalue()[:40], stream.getvalue()[:30])
+    scripts += [f"takeOrientation(Uint8Array.from({list(content)}))" for content in damaged]
+    results = run_script(f"[{', '.join(scripts)}]")
+    assert results[9:] == [1, 1, 1, 1]
+    for orientation, (image, found) in enumerate(zip(images, results[:9], strict=True), 1):
         wanted = orientation if orientation <= 8 else 1
         assert found[:2] == [wanted, wanted if kind == "webp" else 1]
         if orientation <= 8:
-            turned = turned_upright(np.asarray(image), orientation)
+            turned = turned_upright(image, orientation)
             assert [found[2]["height"], found[2]["width"]] == list(turned.shape[:2])
             assert list(found[2]["pixels"].values()) == turned.flatten().tolist()
-    for damaged in (b"", b"\xff", stream.getvalue()[:40], stream.getvalue()[:30]):
-        assert run_script(f"takeOrientation(Uint8Array.from({list(damaged)}))") == 1
 
 
 def test_the_page_normalizes_as_the_model():

@@ -93,21 +93,16 @@ def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
     assert files_of(half) == whole
 
 
-def test_single_images_have_no_label_and_a_broken_one_is_named(tmp_path, capsys):
-    run(tmp_path / "f", photos=("loose",))
-    index = open_index(str(tmp_path / "f"))
-    assert len(index.images.paths) == 23
-    assert index.images.labels == [None] * 23
-    assert [*index.problems] == ["loose/05.png"]
-    assert "Not embedded: loose/05.png" in capsys.readouterr().out
-
-
-def test_features_are_those_of_the_content_that_files_have_now(place, tmp_path, monkeypatch, capsys):
+def test_features_of_single_images_are_those_of_the_content_that_files_have_now(place, tmp_path, monkeypatch, capsys):
     """A replaced file keeps its time and size; one is repaired, and another one is broken."""
     shutil.copytree("loose", tmp_path / "loose")
     monkeypatch.chdir(tmp_path)
     model = str(place / "model.keras")
     run("f", model=model, photos=("loose",))
+    index = open_index("f")
+    assert index.images.labels == [None] * len(index.images.paths) == [None] * 23
+    assert [*index.problems] == ["loose/05.png"]
+    assert "Not embedded: loose/05.png" in capsys.readouterr().out
     kept = (tmp_path / "f" / "pictures-00001.parquet").stat().st_mtime_ns
     first, second = (tmp_path / "loose" / name for name in ("00.png", "01.png"))
     time = first.stat()
@@ -115,7 +110,6 @@ def test_features_are_those_of_the_content_that_files_have_now(place, tmp_path, 
     os.utime(first, ns=(time.st_atime_ns, time.st_mtime_ns))
     shutil.copy(first, tmp_path / "loose" / "05.png")
     (tmp_path / "loose" / "07.png").write_bytes(b"broken")
-    capsys.readouterr()
     run("f", model=model, photos=("loose",))
     assert "Changed since their features were made: 3 images, such as loose/00.png" in capsys.readouterr().out
     index = open_index("f")
@@ -199,7 +193,7 @@ def test_features_that_are_no_numbers_are_refused(tmp_path):
 
 
 def test_kind_and_size_of_the_features_are_those_of_the_options(tmp_path):
-    run(tmp_path / "f", "--features", "both", "--image-size", "12")
+    run(tmp_path / "f", "--features", "both", "--image-size", "12", photos=("data/ant",))
     description = open_index(str(tmp_path / "f")).description
     assert (description.features, description.width) == ("both", 24)
     assert description.settings == {"image_size": [12, 12], "num_heads": None, "resize": None}

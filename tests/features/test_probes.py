@@ -194,14 +194,29 @@ def test_the_attentive_probe_stands_in_the_report(run, tmp_path):
         )
 
 
-@pytest.fixture(name="run")
-def _run(tmp_path) -> Run:
-    """A run directory with an untrained model for the digits."""
-    run = Run.at(tmp_path / "run")
+def model_of_digits(config: ViTConfig = CONFIG) -> keras.Model:
+    return randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+
+
+@pytest.fixture(name="saved", scope="module")
+def _saved(tmp_path_factory) -> pathlib.Path:
+    """A run directory with an untrained model for the digits, and beside it a cache of its features."""
+    run = Run.at(tmp_path_factory.mktemp("probes") / "run")
     run.start({"command": "test"}, tuple("0123456789"))
-    model = keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10)
-    run.save_model(randomize(model))
-    return run
+    run.save_model(model_of_digits())
+    return run.path
+
+
+@pytest.fixture(name="run")
+def _run(saved, tmp_path) -> Run:
+    """A copy of the run."""
+    return Run.at(shutil.copytree(saved, tmp_path / "run"))
+
+
+@pytest.fixture(name="cache")
+def _cache(saved) -> str:
+    """The features of the run, computed once for all tests."""
+    return str(saved.parent / "cache")
 
 
 def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataSet | None = None, **fields) -> tuple:
@@ -225,14 +240,14 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
 
 
-def test_a_checkpoint_at_an_address_is_downloaded_and_probed(run, tmp_path, monkeypatch):
+def test_a_checkpoint_at_an_address_is_downloaded_and_probed(run, cache, tmp_path, monkeypatch):
     keras_vit.save_checkpoint(load_model(run.path), run.path / "x.npz", layout="npz")
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     output = str(tmp_path / "report")
     options = ["--data", "digits", "--output", output, "--num-heads", "3", "--image-size", "8", "--neighbors", "1"]
     with serving(run.path) as address:
         knn.main(["--run", f"{address}/x.npz", *options])
-    expected = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,)))
+    expected = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,), cache=cache))
     assert json.loads((tmp_path / "report" / "knn.json").read_text())["results"] == expected
 
 
@@ -243,7 +258,7 @@ def _features(model, source, cache, **options):
 
 
 def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
-    model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    model = model_of_digits()
     images = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 1), np.uint8)
     split = array_split(images, np.arange(7) % 2, ("a", "b"))
     source = dataclasses.replace(digits(), labels=("a", "b"), train=split, evaluation=split)
@@ -330,7 +345,7 @@ def test_a_model_of_tokens_has_no_features_of_an_image():
     ],
 )
 def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, run, tmp_path):
-    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    model = model_of_digits(config)
     run.save_model(model)
     batch = keras_vit.preprocessing_of(model)
     images = tf.stack([batch(digits().train.example(tf.constant(index))[0]) for index in range(3)])
@@ -368,7 +383,7 @@ def test_a_resnet_has_no_tokens_to_probe():
 )
 def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp_path):
     data = digits()
-    rows = np.array([i for i in range(400) if data.train.labels[i] < classes])
+    rows = np.array([i for i in range(150) if data.train.labels[i] < classes])
     images, labels = zip(*(data.train.example(tf.constant(i)) for i in rows), strict=True)
     split = array_split(np.stack(images).astype(np.uint8), np.array(labels), data.labels[:classes])
     few = dataclasses.replace(data, labels=data.labels[:classes], train=split, evaluation=split)
@@ -392,9 +407,9 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     assert (tmp_path / "probe" / "linear_probe.md").is_file()
 
 
-def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, capsys):
+def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, cache, tmp_path, capsys):
     workdir = str(tmp_path / "few")
-    opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir)
+    opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir, cache=cache)
     rows = linear_models.fewshot(*opened)
     assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
     probe, data = Run.open(workdir), digits()
@@ -411,9 +426,9 @@ def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, cap
     assert probe.settings["command"] == "fewshot"
 
 
-def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(run, tmp_path, capsys):
+def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(run, cache, tmp_path, capsys):
     workdir = str(tmp_path / "a probe")
-    arguments = ["--run", str(run.path), "--data", "digits", "--cache", str(tmp_path / "cache"), "--c", "0.1"]
+    arguments = ["--run", str(run.path), "--data", "digits", "--cache", cache, "--c", "0.1"]
     linear_probe.main([*arguments, "--workdir", workdir])
     lines = capsys.readouterr().out.splitlines()
     shown = [shlex.split(line) for line in lines[lines.index("Next:") + 1 :]]

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import html.parser
 import io
 import json
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -134,15 +136,21 @@ class Reader(html.parser.HTMLParser):
         self.text += data
 
 
-def tiny_result(**options) -> inspection.InspectionResult:
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+@pytest.fixture(name="inspected", scope="module")
+def _inspected(tiny_model) -> Callable[..., inspection.InspectionResult]:
+    """Inspect the tiny model, once for the same figures."""
     images = [inspection.Image("<script>$x$ é 漢.png", COLOR, "<b>"), inspection.Image("b.png", COLOR)]
     labels = ["<img src=x>", *"abcdef"]
-    return inspection.inspect(model, images, checkpoint="<title>$c$", labels=labels, **options)
+
+    @functools.cache
+    def inspected(*figures: str) -> inspection.InspectionResult:
+        return inspection.inspect(tiny_model, images, checkpoint="<title>$c$", labels=labels, figures=figures or None)
+
+    return inspected
 
 
-def test_html_report_is_complete_and_needs_no_network():
-    result = tiny_result()
+def test_html_report_is_complete_and_needs_no_network(inspected):
+    result = inspected()
     text = html_report(result)
     reader = Reader(text)
     assert reader.open == []
@@ -159,8 +167,8 @@ def test_html_report_is_complete_and_needs_no_network():
     assert sheet.shape[:2] == (2 * 3, (3 + 2) * 5)  # layers of 3 rows; heads, rollout and norms of 5 columns
 
 
-def test_each_figure_says_what_it_shows_and_when_it_means_nothing():
-    result = tiny_result()
+def test_each_figure_says_what_it_shows_and_when_it_means_nothing(inspected):
+    result = inspected()
     page = Reader(html_report(result)).text
     for figure in ("components", "positions", "distance", "renormalized", "rollout", "relevance", "norms", "attention"):
         assert explanation(figure, result) in page
@@ -174,8 +182,8 @@ def _bytes(address: str) -> bytes:
     return base64.b64decode(address.removeprefix("data:image/png;base64,"))
 
 
-def test_every_figure_is_written_with_any_file_names(tmp_path):
-    names = inspection.write(tiny_result(), tmp_path / "out")
+def test_every_figure_is_written_with_any_file_names(inspected, tmp_path):
+    names = inspection.write(inspected(), tmp_path / "out")
     figures = {"figure_06_attention", "figure_07_inside", "figure_10_positions", "figure_11_distances"}
     figures |= {"filters", "maps", "heads_0", "heads_1"}
     assert set(names) == {"arrays.npz", "index.html", "measures.json", *(f"{figure}.png" for figure in figures)}
@@ -186,9 +194,9 @@ def test_every_figure_is_written_with_any_file_names(tmp_path):
     assert np.load(tmp_path / "out" / "arrays.npz")["attention_distance"].shape == (2, 3)
 
 
-def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_path):
+def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(inspected, tmp_path):
     output = tmp_path / "out"
-    inspection.write(tiny_result(figures=["filters"]), output)
+    inspection.write(inspected("filters"), output)
     mine = [tmp_path / "outside.png", output / "inner" / "file.png", output / "folder.png" / "x", output / "thesis.tex"]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
@@ -198,16 +206,16 @@ def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_pa
     measures["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
     measures["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
     (output / "measures.json").write_text(json.dumps(measures))
-    names = inspection.write(tiny_result(figures=["filters"]), output)
+    names = inspection.write(inspected("filters"), output)
     assert {path.name for path in output.iterdir()} == {*names, "inner", "folder.png", "thesis.tex"}
     assert all(path.read_text() == "mine" for path in mine)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": "heads_9.png"}', "[" * 100_000, "\xff"])
-def test_measures_that_are_none_of_ours_stop_no_report(text, tmp_path):
+def test_measures_that_are_none_of_ours_stop_no_report(text, inspected, tmp_path):
     (tmp_path / "measures.json").write_text(text)
     (tmp_path / "heads_9.png").write_text("mine")
-    assert "index.html" in inspection.write(tiny_result(figures=["filters"]), tmp_path)
+    assert "index.html" in inspection.write(inspected("filters"), tmp_path)
     assert (tmp_path / "heads_9.png").is_file()
 
 

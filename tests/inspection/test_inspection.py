@@ -11,7 +11,7 @@ import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.inspection.plots import image_maps
 from keras_vit.inspection.report import html_report
-from tests.support import FIXTURES, GOLDEN, TINY, TINY_IMAGE, TINY_STEM, randomize
+from tests.support import FIXTURES, GOLDEN, TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
 
 ANALYSES = ["attention_vit_token", "attention_vit_nonsquare"]
 # Attention exactly uniform over the patches: grid, patch, mean distance in pixels.
@@ -264,13 +264,7 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("token", "hybrid", "axial ResNet") else pytest.param(name, marks=pytest.mark.slow)
-        for name in MODELS
-    ],
-)
+@pytest.mark.parametrize("name", others_slow(MODELS, "token", "hybrid", "axial ResNet"))
 def test_each_kind_of_model_has_its_figures(name):
     config, figures = MODELS[name]
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
@@ -294,13 +288,12 @@ def test_each_kind_of_model_has_its_figures(name):
     assert arrays["filters"].shape[1] == size
 
 
-def test_the_arrays_are_what_the_definitions_give_for_what_happens_inside(tiny_images):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+def test_the_arrays_are_what_the_definitions_give_for_what_happens_inside(tiny_model, tiny_images):
     photos = [photo(20, 9, seed=1), photo(12, 30, seed=2)]
-    arrays = inspection.inspect(model, photos, checkpoint="c").arrays
-    preprocessing = keras_vit.preprocessing_of(model)
+    arrays = inspection.inspect(tiny_model, photos, checkpoint="c").arrays
+    preprocessing = keras_vit.preprocessing_of(tiny_model)
     images = np.stack([preprocessing(one.pixels) for one in photos])  # as evaluation resizes them
-    inside = {name: value.numpy() for name, value in keras_vit.intermediates(model)(images).items()}
+    inside = {name: value.numpy() for name, value in keras_vit.intermediates(tiny_model)(images).items()}
     attentions = [inside["attention_0"], inside["attention_1"]]
     assert np.array_equal(arrays["images"][1], photos[1].pixels)
     np.testing.assert_allclose(arrays["attention"][:, 1], attentions[1][:, :, 0, 1:].reshape(2, 3, 3, 5), rtol=1e-5)
@@ -347,10 +340,9 @@ def test_images_without_ink_are_left_out_of_its_measure():
     assert inspection.inspect(model, [black, drawn], checkpoint="c").measures["rollout"]["images"] == 1
 
 
-def test_chosen_layers_and_heads_are_those_shown(tiny_images):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    all_of_it = inspection.inspect(model, [photo(12, 30)], checkpoint="c")
-    chosen = inspection.inspect(model, [photo(12, 30)], checkpoint="c", layers=[1], heads=[2, 0])
+def test_chosen_layers_and_heads_are_those_shown(tiny_model, tiny_images):
+    all_of_it = inspection.inspect(tiny_model, [photo(12, 30)], checkpoint="c")
+    chosen = inspection.inspect(tiny_model, [photo(12, 30)], checkpoint="c", layers=[1], heads=[2, 0])
     np.testing.assert_allclose(chosen.arrays["attention"], all_of_it.arrays["attention"][:, [1]][:, :, [2, 0]])
     assert (chosen.layers, chosen.heads) == (("1",), (2, 0))
 
@@ -371,10 +363,9 @@ def test_what_a_model_does_not_have_is_one_sentence(config, options, words):
         inspection.inspect(model, [photo(12, 30)], checkpoint="c", **options)
 
 
-def test_features_of_any_block_are_a_model_on_the_grid(tiny_images, tmp_path):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    features = keras_vit.feature_map(model, "block_1")
-    tokens = keras_vit.intermediates(model, ["block_1"])(tiny_images)["block_1"]
+def test_features_of_any_block_are_a_model_on_the_grid(tiny_model, tiny_images, tmp_path):
+    features = keras_vit.feature_map(tiny_model, "block_1")
+    tokens = keras_vit.intermediates(tiny_model, ["block_1"])(tiny_images)["block_1"]
     expected = np.reshape(tokens[:, 1:], (5, 3, 5, 12))
     np.testing.assert_allclose(features(tiny_images), expected)
     features.save(tmp_path / "features.keras")
@@ -383,7 +374,7 @@ def test_features_of_any_block_are_a_model_on_the_grid(tiny_images, tmp_path):
     assert keras_vit.feature_map(hybrid, "resnet_root").output.shape == (None, 3, 8, 4)
     for name in ("attention_0", "pre_logits"):
         with pytest.raises(UserError, match=f"The intermediate '{name}' has no place in the image"):
-            keras_vit.feature_map(model, name)
+            keras_vit.feature_map(tiny_model, name)
 
 
 def test_of_a_model_that_segments_the_surest_queries_and_their_masks_are_shown():

@@ -4,9 +4,11 @@ import collections
 import contextlib
 import csv
 import dataclasses
+import functools
 import html
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -33,10 +35,10 @@ NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 
 
 @pytest.fixture(name="place", scope="module")
-def _place(tmp_path_factory):
+def _place(tiny_model, tmp_path_factory):
     """A model, its class names, a folder of images with one inside another, and a broken one."""
     place = tmp_path_factory.mktemp("predict")
-    randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)).save(place / "model.keras")
+    tiny_model.save(place / "model.keras")
     (place / "names.txt").write_text("\n".join(NAMES) + "\n")
     (place / "pictures" / "more").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -54,7 +56,8 @@ def _arguments(place, monkeypatch) -> list[str]:
     return ["--run", "model.keras", "--labels", "names.txt"]
 
 
-def expected(place, photo: str) -> list[tuple[str, float]]:
+@functools.cache
+def expected(place: pathlib.Path, photo: str) -> list[tuple[str, float]]:
     """The five most likely classes, by the model and its preprocessing alone."""
     model = load_model(place / "model.keras")
     with PIL.Image.open(place / "pictures" / photo) as image:

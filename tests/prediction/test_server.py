@@ -19,7 +19,7 @@ import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.run import Run
-from tests.support import TINY, TINY_IMAGE, answering, randomize
+from tests.support import answering
 from training.prediction.classifier import open_classifier
 from training.prediction.server import _CONNECTIONS, open_server
 
@@ -67,11 +67,10 @@ def sent(port: int, data: bytes) -> bytes:
         return connection.recv(100)
 
 
-def test_the_page_classifies_what_is_sent_to_it(tmp_path):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    model.save(tmp_path / "model.keras")
+def test_the_page_classifies_what_is_sent_to_it(tiny_model, tmp_path):
+    tiny_model.save(tmp_path / "model.keras")
     pixels = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
-    logits = np.asarray(model(np.asarray(keras_vit.preprocessing_of(model)(pixels))[None]))[0]
+    logits = np.asarray(tiny_model(np.asarray(keras_vit.preprocessing_of(tiny_model)(pixels))[None]))[0]
     stream = io.BytesIO()
     PIL.Image.fromarray(pixels).save(stream, "PNG")
     (tmp_path / "names.txt").write_text("".join(f"class {number}\n" for number in range(7)))

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.files.safetensors import read_json
+from tests.support import others_slow
 from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
 
 
@@ -20,7 +21,7 @@ def changed(model: keras.Model) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("name", [CLIP, *(pytest.param(name, marks=pytest.mark.slow) for name in ALL if name != CLIP)])
+@pytest.mark.parametrize("name", others_slow(ALL, CLIP))
 def test_only_the_image_tower_changes_and_it_is_that_of_the_model(name, tmp_path):
     folder = with_tokenizer(name, tmp_path / "towers")
     model = changed(keras_vit.zero_shot(folder, texts_of(name)))

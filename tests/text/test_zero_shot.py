@@ -28,6 +28,11 @@ def _folder(tmp_path_factory):
     return with_tokenizer(CLIP, tmp_path_factory.mktemp("towers") / CLIP)
 
 
+@pytest.fixture(name="clip", scope="module")
+def _clip(folder) -> keras.Model:
+    return keras_vit.zero_shot(folder, texts_of(CLIP))
+
+
 def test_a_class_of_several_texts_in_several_templates_has_their_mean(folder):
     tower = keras_vit.text_tower(folder)
     tokenize = keras_vit.tokenizer(folder)
@@ -56,23 +61,21 @@ def test_many_classes_are_embedded_in_batches_as_one_by_one(folder):
     np.testing.assert_allclose(np.asarray(many)[:, 590:], np.asarray(few), rtol=0, atol=1e-5)
 
 
-def test_a_saved_model_keeps_classes_and_logits(folder, tmp_path):
+def test_a_saved_model_keeps_classes_and_logits(clip, tmp_path):
     images = golden(CLIP)["images"]
-    model = keras_vit.zero_shot(folder, texts_of(CLIP))
-    model.save(tmp_path / "model.keras")
+    clip.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert saved_classes(loaded) == saved_classes(model)
-    np.testing.assert_allclose(logits_of(loaded, images), logits_of(model, images), rtol=0, atol=1e-6)
+    assert saved_classes(loaded) == saved_classes(clip)
+    np.testing.assert_allclose(logits_of(loaded, images), logits_of(clip, images), rtol=0, atol=1e-6)
     again = keras_vit.from_checkpoint(tmp_path / "model.keras")
-    assert saved_classes(again) == saved_classes(model)
+    assert saved_classes(again) == saved_classes(clip)
 
 
-def test_pre_logits_are_the_normalized_embedding_of_the_image(folder):
+def test_pre_logits_are_the_normalized_embedding_of_the_image(clip):
     io = golden(CLIP)
-    model = keras_vit.zero_shot(folder, texts_of(CLIP))
-    found = logits_of(keras_vit.intermediates(model, "pre_logits"), io["images"])
+    found = logits_of(keras_vit.intermediates(clip, "pre_logits"), io["images"])
     np.testing.assert_allclose(found, io["image_embeds"], rtol=0, atol=2e-6)
-    headless = keras_vit.adapt(model, num_classes=0, keep_pre_logits=True)
+    headless = keras_vit.adapt(clip, num_classes=0, keep_pre_logits=True)
     np.testing.assert_allclose(logits_of(headless, io["images"]), io["image_embeds"], rtol=0, atol=2e-6)
     assert keras_vit.classes_of(headless) is None
 
