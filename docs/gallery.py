@@ -34,6 +34,7 @@ SOURCES = {
     "report.jpg": ("report/report.html", (0, 0, 1000, 727)),
     "confusion.jpg": ("report/confusion.png", None),
     "segments.jpg": ("segments/predictions.html", (0, 1362, 1000, 2650)),
+    "boxes.jpg": ("boxes.html", (0, 820, 1000, 1490)),
     "defects.jpg": ("defects.html", (0, 0, 1000, 810)),
     "similar.jpg": ("similar.html", (0, 0, 1000, 470)),
     "review.jpg": ("index/review/review.html", (0, 0, 1000, 890)),

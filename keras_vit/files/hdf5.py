@@ -88,8 +88,12 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
 
 def _name_around(dataset: Any, parts: list[str]) -> str:
     """The name of the layer around that of an array; empty without one, and for one that Keras named by its class."""
-    around = dataset.file.get(f"{parts[0]}/{parts[1]}/vars") if len(parts) > 4 else None
-    name = "" if around is None else str(around.attrs.get("name", ""))
+    import h5py
+
+    path, file = f"{parts[0]}/{parts[1]}/vars", dataset.file
+    if len(parts) <= 4 or not isinstance(file.get(path, getlink=True), h5py.HardLink):  # links may lead to other files
+        return ""
+    name = str(file[path].attrs.get("name", ""))
     return "" if name.startswith(re.sub(r"_\d+$", "", parts[1])) else name
 
 

@@ -186,7 +186,7 @@ def test_the_attentive_probe_stands_in_the_report(run, tmp_path):
     assert 0.1 < results["attentive"] < 1.0
     report = (run.path / "linear_probe.md").read_text()
     assert "| attentive probe |" in report
-    assert f" {results['attentive']:.4f} |" in report
+    assert f" {results['attentive']:.1%} |" in report
     model = keras_vit.build(TINY_STEM, image_size=32, num_classes=2)
     with pytest.raises(UserError, match="tokens of the patches, which this model lacks"):
         attentive.attentive_accuracy(

@@ -383,7 +383,7 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
         "iterations": str(results["iterations"]),
         "converged": str(results["converged"]).lower(),
     }
-    row |= {} if options.attentive is None else {"attentive probe": f"{results['attentive']:.4f}"}
+    row |= {} if options.attentive is None else {"attentive probe": f"{results['attentive']:.1%}"}
     write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
     if options.folds is not None:
         measured = results["cross_validation"]

@@ -11,7 +11,7 @@ from keras_vit.checkpoints.formats import timm_config
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, unsupported
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.blueprint import Blueprint
-from keras_vit.models.config import ResNetConfig
+from keras_vit.models.config import ResNetConfig, ViTConfig
 
 # Arrays by which timm's other models are known, and their names; the first that has all of them.
 _UNSUPPORTED = (
@@ -57,12 +57,8 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         if arrays.keys() >= set(telling.split()):
             raise unsupported(f"of timm's {name}", "give a ViT or a DINO instead")
     gated = _packs_gate(arrays)
-    fused = "blocks.0.attn.q_proj.weight" not in arrays
-    if not fused or arrays.keys() >= {"blocks.0.attn.q_bias", "pos_embed"}:
-        is_eva02 = gated or arrays.keys() >= {"blocks.0.mlp.fc1_g.weight", "pos_embed"}
-        if not is_eva02 or "blocks.0.gamma_1" in arrays:
-            raise unsupported("of timm's EVA or Sapiens2", "give a ViT, a DINO or an EVA-02 instead")
-        return _eva02(fused=fused, packed=gated, after_pooling="fc_norm.weight" in arrays)
+    if "blocks.0.attn.q_proj.weight" in arrays or arrays.keys() >= {"blocks.0.attn.q_bias", "pos_embed"}:
+        return _eva_with_positions(arrays, gated=gated)
     if "blocks.0.gamma_1" in arrays:
         return _eva(gated=gated or "blocks.0.mlp.fc1_g.weight" in arrays, packed=gated)
     plain = not arrays.keys() & {"dist_token", "reg_token", "blocks.0.ls1.gamma"}
@@ -81,6 +77,15 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         patch_resampler="bilinear" if plain and "cls_token" in arrays else None,
         ambiguous=_ambiguous(arrays),
     )
+
+
+def _eva_with_positions(arrays: Mapping[str, LazyArray], *, gated: bool) -> Layout:
+    """The layout of EVA-02. Raises UserError for other models of the class Eva with learned positions."""
+    is_eva02 = gated or arrays.keys() >= {"blocks.0.mlp.fc1_g.weight", "pos_embed"}
+    if not is_eva02 or "blocks.0.gamma_1" in arrays:
+        raise unsupported("of timm's EVA or Sapiens2", "give a ViT, a DINO or an EVA-02 instead")
+    fused = "blocks.0.attn.q_proj.weight" not in arrays
+    return _eva02(fused=fused, packed=gated, after_pooling="fc_norm.weight" in arrays)
 
 
 def _may_rotate(arrays: Mapping[str, LazyArray]) -> bool:
@@ -110,18 +115,7 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
         return {} if config.preactivation else None
     free = ("gated_mlp", "layer_scale", "num_registers", "with_class_token", "qkv_bias")
     if config.rotary_reference is not None and config.pre_norm:
-        own = ("rotary_reference", "rotary_offset", "pool_heads", "pool_mlp_dim", "with_class_token", "final_norm")
-        return {
-            **DEFAULTS,
-            **dict.fromkeys(own, None),
-            "pre_norm": (True,),
-            "patch_bias": (False,),
-            "gelu": ("erf",),
-            "layer_norm_epsilon": (1e-5,),
-            "rotary_columns_first": (True,),
-            "classifier": ("map",) if config.final_norm else ("token", "gap") if config.has_class_token else ("gap",),
-            "layer_scale": (None,) if config.final_norm else None,
-        }
+        return _of_perception_encoder(config)
     if config.rotary_reference is not None:
         return {
             **DEFAULTS,
@@ -153,6 +147,23 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
         "patch_bias": (not config.pre_norm,),
         "distillation": ("none",) if config.num_registers else ("none", "head"),
         "stem": (None, ResNetConfig),
+    }
+
+
+def _of_perception_encoder(config: ViTConfig) -> dict[str, tuple | None]:
+    """The values of `_expressible`: core has a last norm and pools all tokens, lang and spatial have neither."""
+    own = ("rotary_reference", "rotary_offset", "pool_heads", "pool_mlp_dim", "with_class_token", "final_norm")
+    unpooled = ("token", "gap") if config.has_class_token else ("gap",)
+    return {
+        **DEFAULTS,
+        **dict.fromkeys(own, None),
+        "pre_norm": (True,),
+        "patch_bias": (False,),
+        "gelu": ("erf",),
+        "layer_norm_epsilon": (1e-5,),
+        "rotary_columns_first": (True,),
+        "classifier": ("map",) if config.final_norm else unpooled,
+        "layer_scale": (None,) if config.final_norm else None,
     }
 
 

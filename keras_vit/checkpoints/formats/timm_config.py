@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.formats.file_config import (
@@ -214,16 +214,21 @@ _FREE_OF_EVA02 = {"qkv_fused", "scale_mlp", "scale_attn_inner", "use_fc_norm", "
 _FREE_OF_EVA02 |= _IN_ARRAYS - {"init_values", "no_embed_class"}
 
 
+def _parts_of(name: str, pattern: str) -> Sequence[Any]:
+    """The groups of a pattern in the name of an architecture. Raises UserError for another name."""
+    architecture = name.partition(".")[0]
+    match = re.fullmatch(pattern, architecture)
+    if match is None:
+        check_supported("architecture", architecture, ())
+    return match.groups() if match else ()
+
+
 def _eva02(name: str, arguments: dict, common: FileConfig) -> FileConfig:
-    pattern = r"eva02_(?:(tiny|small|base|large)_patch14|(base_patch16|large_patch14)_clip)_\d+"
-    match = re.fullmatch(pattern, name.partition(".")[0])
-    check_supported("architecture", name.partition(".")[0] if match is None else None, [None])
-    assert match is not None
-    is_clip = match[2] is not None
-    num_heads, mlp_norm = _EVA02[match[1] or match[2].partition("_")[0]]
+    size, of_clip = _parts_of(name, r"eva02_(?:(tiny|small|base|large)_patch14|(base_patch16|large_patch14)_clip)_\d+")
+    is_clip = of_clip is not None
+    num_heads, mlp_norm = _EVA02[size or of_clip.partition("_")[0]]
     given = {field: value for field, value in arguments.items() if value is not None}
-    fixed = {field: value for field, value in _FIXED_OF_EVA02.items() if field not in _FREE_OF_EVA02}
-    _check_arguments(given, _FREE_OF_EVA02, fixed)
+    _check_arguments(given, _FREE_OF_EVA02, _FIXED_OF_EVA02)
     classifier = common.classifier or ("token" if is_clip else "gap")
     after_pooling = given.get("use_fc_norm", classifier == "gap")
     sizes: Sizes = {"mlp_norm": ("scale_mlp", given.get("scale_mlp", mlp_norm))}
@@ -249,18 +254,14 @@ _FREE_OF_PE |= _IN_ARRAYS - {"no_embed_class"}
 
 
 def _perception_encoder(name: str, arguments: dict, common: FileConfig) -> FileConfig:
-    pattern = r"vit_pe_(core|lang|spatial)_(tiny|small|base|large|gigantic)_patch\d+_\d+"
-    match = re.fullmatch(pattern, name.partition(".")[0])
-    check_supported("architecture", name.partition(".")[0] if match is None else None, [None])
-    assert match is not None
-    (num_heads, side), is_core, is_largest = _PE[match[2]], match[1] == "core", match[2] == "gigantic"
+    family, size = _parts_of(name, r"vit_pe_(core|lang|spatial)_(tiny|small|base|large|gigantic)_patch\d+_\d+")
+    (num_heads, side), is_core, is_largest = _PE[size], family == "core", size == "gigantic"
     given = {field: value for field, value in arguments.items() if value is not None}
-    fixed = {field: value for field, value in _FIXED_OF_PE.items() if field not in _FREE_OF_PE}
-    _check_arguments(given, _FREE_OF_PE, {**fixed, "use_post_transformer_norm": is_core})
+    _check_arguments(given, _FREE_OF_PE, {**_FIXED_OF_PE, "use_post_transformer_norm": is_core})
     offset, side = given.get("rope_grid_offset", 0.0 if is_largest else 1.0), side if is_core else 32
     check_field(offset in (0, 1), "rope_grid_offset", "0 or 1", offset)
     check_supported("global_pool", common.classifier, (None, "map") if is_core else (None, "token", "gap"))
-    scaled = not is_core and (match[1] == "lang" or is_largest or "init_values" in given)
+    scaled = not is_core and (family == "lang" or is_largest or "init_values" in given)
     heads = {"pool_heads": number(arguments, "attn_pool_num_heads") or 8}
     return dataclasses.replace(
         common,
