@@ -100,17 +100,24 @@ def replaced(command: Sequence[str], *options: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def serving(folder: pathlib.Path) -> Iterator[str]:
-    """The address of a server of this machine for the files in a folder."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+def running(server: http.server.HTTPServer) -> Iterator[Any]:
+    """Run a server in a thread, and close it."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield server
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def serving(folder: pathlib.Path) -> Iterator[str]:
+    """The address of a server of this machine for the files in a folder."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @contextlib.contextmanager

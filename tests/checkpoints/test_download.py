@@ -22,7 +22,7 @@ import pytest
 from keras_vit import UserError
 from keras_vit.checkpoints.find import best_upstream, find_checkpoint
 from keras_vit.files import transfer
-from tests.support import without_pauses
+from tests.support import running, without_pauses
 
 STORAGE = "https://storage.googleapis.com"
 CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, not a power of two
@@ -103,13 +103,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(name="server")
 def _server():
-    server = _Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(_Server()) as server:
+        yield server
 
 
 @pytest.fixture(name="cache", autouse=True)

@@ -7,13 +7,13 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 from keras_vit import UserError
 from keras_vit.checkpoints.find import HubName, parse_hub_name
+from tests.support import running
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMIT, OTHER_COMMIT = "0123456789" * 4, "abcdef0123" * 4
@@ -91,11 +91,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(name="hub", scope="module")
 def _hub():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+    with running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)) as server:
         server.daemon_threads, server.requests = True, []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
-        server.shutdown()
 
 
 def fetch(names: str, home: pathlib.Path, hub=None, **variables: str) -> str:

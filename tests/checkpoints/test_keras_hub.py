@@ -13,35 +13,21 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.files.hdf5 import open_hdf5
 from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES
+from tests.checkpoints.keras_libraries import FILES, golden, outputs
 
-PRESETS = FIXTURES / "keras_libraries"
-GOLDEN = json.loads((PRESETS / "keras_hub.json").read_text())
+GOLDEN = json.loads((FILES / "keras_hub.json").read_text())
 CLASSIFIERS = ("hub_vit_rectangular", "hub_vit_gap", "hub_deit")
 TOWERS = ("hub_clip", "hub_clip_erf", "hub_siglip")
 # What has an image of another size in the golden data.
 RESIZED = [name for name in GOLDEN if name.startswith("hub_dino")]
 
 
-@pytest.fixture(name="preset", scope="module")
-def _preset(tmp_path_factory):
-    """Unpack the preset of a name."""
-    folder = tmp_path_factory.mktemp("presets")
-
-    def preset(name: str) -> pathlib.Path:
-        if not (folder / name).exists():
-            shutil.unpack_archive(PRESETS / f"{name}.zip", folder / name)
-        return folder / name
-
-    return preset
-
-
 @pytest.fixture(name="changed")
-def _changed(preset, tmp_path):
+def _changed(unpacked, tmp_path):
     """A copy of a preset with other fields in the config of one of its files."""
 
     def changed(name: str, file: str = "config.json", **fields) -> pathlib.Path:
-        shutil.copytree(preset(name), tmp_path / name)
+        shutil.copytree(unpacked(name), tmp_path / name)
         content = read_json(tmp_path / name / file)
         content["config"] |= fields
         write_json(tmp_path / name / file, content)
@@ -50,26 +36,17 @@ def _changed(preset, tmp_path):
     return changed
 
 
-def golden(name: str) -> dict[str, np.ndarray]:
-    with np.load(PRESETS / f"{name}.io.npz") as recorded:
-        return dict(recorded)
-
-
-def outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
-
-
 @pytest.mark.parametrize("name", GOLDEN)
-def test_the_outputs_are_those_of_keras_hub_also_of_what_is_written(name, preset, tmp_path):
+def test_the_outputs_are_those_of_keras_hub_also_of_what_is_written(name, unpacked, tmp_path):
     recorded = golden(name)
-    model, images = keras_vit.from_checkpoint(preset(name)), recorded["images"]
+    model, images = keras_vit.from_checkpoint(unpacked(name)), recorded["images"]
     assert model.input_shape[1:] == images.shape[1:]
     expected = outputs(model, images)
     np.testing.assert_allclose(expected, recorded["outputs"], rtol=1e-5, atol=1e-5)
     if name == "hub_vit_gap":
         return
     if name in TOWERS:
-        model = keras_vit.from_checkpoint(preset(name), num_classes=0)
+        model = keras_vit.from_checkpoint(unpacked(name), num_classes=0)
         expected = outputs(model, images)
     keras_vit.save_checkpoint(model, tmp_path / "x", layout="keras_hub")
     again = keras_vit.from_checkpoint(tmp_path / "x")
@@ -79,43 +56,43 @@ def test_the_outputs_are_those_of_keras_hub_also_of_what_is_written(name, preset
 
 
 @pytest.mark.parametrize("name", RESIZED)
-def test_at_another_size_the_outputs_are_those_of_keras_hub(name, preset):
+def test_at_another_size_the_outputs_are_those_of_keras_hub(name, unpacked):
     recorded = golden(name)
-    model = keras_vit.from_checkpoint(preset(name), image_size=recorded["images_other"].shape[1:3])
+    model = keras_vit.from_checkpoint(unpacked(name), image_size=recorded["images_other"].shape[1:3])
     found = outputs(model, recorded["images_other"])
     np.testing.assert_allclose(found, recorded["outputs_other"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_the_images_are_those_of_the_converter(name, preset):
+def test_the_images_are_those_of_the_converter(name, unpacked):
     recorded = golden(name)
-    preprocessing = keras_vit.preprocessing_of(keras_vit.from_checkpoint(preset(name)))
+    preprocessing = keras_vit.preprocessing_of(keras_vit.from_checkpoint(unpacked(name)))
     found = keras.ops.convert_to_numpy(preprocessing(recorded["raw"]))
     np.testing.assert_allclose(found, recorded["images"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_texts_have_the_ids_embeddings_and_logits_of_keras_hub(name, preset):
+def test_texts_have_the_ids_embeddings_and_logits_of_keras_hub(name, unpacked):
     recorded, texts = golden(name), GOLDEN[name]["texts"]
-    ids = keras_vit.tokenizer(preset(name))(texts)
+    ids = keras_vit.tokenizer(unpacked(name))(texts)
     np.testing.assert_array_equal(ids, recorded["token_ids"])
     embeddings = recorded["text_outputs"] / np.linalg.norm(recorded["text_outputs"], axis=1, keepdims=True)
-    np.testing.assert_allclose(outputs(keras_vit.text_tower(preset(name)), ids), embeddings, rtol=1e-5, atol=1e-5)
-    model = keras_vit.zero_shot(preset(name), texts)
+    np.testing.assert_allclose(outputs(keras_vit.text_tower(unpacked(name)), ids), embeddings, rtol=1e-5, atol=1e-5)
+    model = keras_vit.zero_shot(unpacked(name), texts)
     np.testing.assert_allclose(outputs(model, recorded["images"]), recorded["logits"], rtol=1e-4, atol=1e-4)
 
 
-def written(name: str, preset, folder: pathlib.Path) -> pathlib.Path:
+def written(name: str, unpacked, folder: pathlib.Path) -> pathlib.Path:
     """The image tower or classifier of a preset, written again."""
-    model = keras_vit.from_checkpoint(preset(name), **({"num_classes": 0} if name in TOWERS else {}))
+    model = keras_vit.from_checkpoint(unpacked(name), **({"num_classes": 0} if name in TOWERS else {}))
     keras_vit.save_checkpoint(model, folder / "x", layout="keras_hub")
     return folder / "x"
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name != "hub_vit_gap"])
-def test_keras_hub_reads_what_is_written(name, preset, tmp_path):
+def test_keras_hub_reads_what_is_written(name, unpacked, tmp_path):
     models = pytest.importorskip("keras_hub").models
-    path, recorded = str(written(name, preset, tmp_path)), golden(name)
+    path, recorded = str(written(name, unpacked, tmp_path)), golden(name)
     model = keras_vit.from_checkpoint(path)
     if name in CLASSIFIERS:
         task = models.ImageClassifier.from_preset(path)
@@ -130,32 +107,32 @@ def test_keras_hub_reads_what_is_written(name, preset, tmp_path):
     np.testing.assert_allclose(found, outputs(model, recorded["images"]), rtol=1e-5, atol=1e-5)
 
 
-def both_towers(name: str, preset, folder: pathlib.Path) -> pathlib.Path:
+def both_towers(name: str, unpacked, folder: pathlib.Path) -> pathlib.Path:
     """Both towers of a preset, written again."""
-    keras_vit.save_two_towers(keras_vit.from_checkpoint(preset(name)), folder / "x", preset(name))
+    keras_vit.save_two_towers(keras_vit.from_checkpoint(unpacked(name)), folder / "x", unpacked(name))
     return folder / "x"
 
 
 @pytest.mark.parametrize("name", TOWERS)
-def test_both_towers_are_written_with_their_tokenizer(name, preset, tmp_path):
-    recorded, texts, path = golden(name), GOLDEN[name]["texts"], both_towers(name, preset, tmp_path)
+def test_both_towers_are_written_with_their_tokenizer(name, unpacked, tmp_path):
+    recorded, texts, path = golden(name), GOLDEN[name]["texts"], both_towers(name, unpacked, tmp_path)
     np.testing.assert_array_equal(keras_vit.tokenizer(path)(texts), recorded["token_ids"])
     model = keras_vit.zero_shot(path, texts)
     np.testing.assert_allclose(outputs(model, recorded["images"]), recorded["logits"], rtol=1e-4, atol=1e-4)
-    before, after = (open_hdf5(folder / "model.weights.h5") for folder in (preset(name), path))
+    before, after = (open_hdf5(folder / "model.weights.h5") for folder in (unpacked(name), path))
     assert before.keys() == after.keys()
     positions = {key for key in before if not before[key].is_float}
     for key in before.keys() - positions - {key for key in before if "vision_embedding/position" in key}:
         np.testing.assert_allclose(after[key].fetch(), before[key].fetch(), rtol=1e-7, err_msg=key)
     again = keras_vit.preprocessing_of(keras_vit.from_checkpoint(path))
-    assert again == keras_vit.preprocessing_of(keras_vit.from_checkpoint(preset(name)))
+    assert again == keras_vit.preprocessing_of(keras_vit.from_checkpoint(unpacked(name)))
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*vocabulary.spm")  # which keras-hub leaves open
 @pytest.mark.parametrize("name", TOWERS)
-def test_keras_hub_reads_both_towers(name, preset, tmp_path):
+def test_keras_hub_reads_both_towers(name, unpacked, tmp_path):
     models = pytest.importorskip("keras_hub").models
-    recorded, path = golden(name), str(both_towers(name, preset, tmp_path))
+    recorded, path = golden(name), str(both_towers(name, unpacked, tmp_path))
     backbone = models.Backbone.from_preset(path)
     found = backbone({key: recorded[key] for key in ("images", "token_ids")})["vision_logits"]
     np.testing.assert_allclose(keras.ops.convert_to_numpy(found), recorded["logits"], rtol=1e-5, atol=1e-5)
@@ -165,8 +142,8 @@ def test_keras_hub_reads_both_towers(name, preset, tmp_path):
     np.testing.assert_array_equal(inputs["token_ids"], recorded["token_ids"])
 
 
-def test_biases_that_blocks_here_cannot_leave_out_are_zeros(preset, tmp_path):
-    model = keras_vit.from_checkpoint(preset("hub_vit_gap"))
+def test_biases_that_blocks_here_cannot_leave_out_are_zeros(unpacked, tmp_path):
+    model = keras_vit.from_checkpoint(unpacked("hub_vit_gap"))
     config = keras_vit.config_of(model)
     assert (config.qkv_bias, config.patch_bias, config.classifier) == (False, False, "gap")
     assert not np.any(
@@ -195,9 +172,9 @@ def test_what_a_model_here_does_not_compute_is_refused(name, file, fields, sente
         keras_vit.from_checkpoint(changed(name, file, **fields))
 
 
-def test_a_tower_looks_up_the_positions_that_its_file_says(preset, tmp_path):
+def test_a_tower_looks_up_the_positions_that_its_file_says(unpacked, tmp_path):
     """Those of a new CLIP of keras-hub are all the first one."""
-    shutil.copytree(preset("hub_clip"), tmp_path / "x")
+    shutil.copytree(unpacked("hub_clip"), tmp_path / "x")
     ids = "layers/clip_vision_encoder/layers/clip_vision_embedding/vars/1"
     with h5py.File(tmp_path / "x" / "model.weights.h5", "a") as file:
         assert not np.any(file[ids][()])
@@ -206,14 +183,14 @@ def test_a_tower_looks_up_the_positions_that_its_file_says(preset, tmp_path):
         keras_vit.from_checkpoint(tmp_path / "x")
 
 
-def test_the_file_of_weights_stands_for_its_folder(preset):
-    folder = preset("hub_deit")
+def test_the_file_of_weights_stands_for_its_folder(unpacked):
+    folder = unpacked("hub_deit")
     model = keras_vit.from_checkpoint(folder / "model.weights.h5")
     np.testing.assert_allclose(outputs(model, golden("hub_deit")["images"]), golden("hub_deit")["outputs"], atol=1e-5)
 
 
-def test_weights_in_bfloat16_are_read(preset, tmp_path):
-    shutil.copytree(preset("hub_dinov3"), tmp_path / "x")
+def test_weights_in_bfloat16_are_read(unpacked, tmp_path):
+    shutil.copytree(unpacked("hub_dinov3"), tmp_path / "x")
     arrays = open_hdf5(tmp_path / "x" / "model.weights.h5")
     with h5py.File(tmp_path / "x" / "model.weights.h5", "a") as file:
         for key in arrays:

@@ -14,35 +14,13 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.files.hdf5 import open_hdf5
 from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES
+from tests.checkpoints.keras_libraries import FILES, golden, outputs
+from tests.support import randomize
 
-FILES = FIXTURES / "keras_libraries"
 NAMES = list(json.loads((FILES / "kmodels.json").read_text()))
 SEGMENTATION = [name for name in NAMES if "eomt" in name]
 GOLDEN = [name for name in NAMES if name not in SEGMENTATION]
 RESIZED = [name for name in GOLDEN if name != "km_siglip2"]
-
-
-@pytest.fixture(name="unpacked", scope="module")
-def _unpacked(tmp_path_factory):
-    """Unpack the folder of a name."""
-    folder = tmp_path_factory.mktemp("kmodels")
-
-    def unpacked(name: str) -> pathlib.Path:
-        if not (folder / name).exists():
-            shutil.unpack_archive(FILES / f"{name}.zip", folder / name)
-        return folder / name
-
-    return unpacked
-
-
-def golden(name: str) -> dict[str, np.ndarray]:
-    with np.load(FILES / f"{name}.io.npz") as recorded:
-        return dict(recorded)
-
-
-def outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -145,9 +123,7 @@ REWRITTEN = [name for name in NAMES if name not in ("km_siglip2", "km_deit", "km
 def written(name: str, unpacked, folder: pathlib.Path) -> tuple[pathlib.Path, keras.Model]:
     """A model of a file, or a DeiT, written again."""
     if name == "deit":  # kmodels' config of DeiT has no mlp_ratio
-        model = keras_vit.build(DEIT, image_size=(8, 12), num_classes=3)
-        for seed, variable in enumerate(model.weights):
-            variable.assign(variable + keras.random.normal(variable.shape, stddev=0.3, seed=seed))
+        model = randomize(keras_vit.build(DEIT, image_size=(8, 12), num_classes=3))
     else:
         model = keras_vit.from_checkpoint(unpacked(name))
     keras_vit.save_checkpoint(model, folder / "x", layout="kmodels")

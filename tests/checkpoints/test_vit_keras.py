@@ -4,26 +4,15 @@ import json
 import shutil
 
 import h5py
-import keras
 import numpy as np
 import pytest
 
 import keras_vit
 from keras_vit import UserError
-from tests.support import FIXTURES
+from tests.checkpoints.keras_libraries import FILES, golden, outputs
 
-FILES = FIXTURES / "keras_libraries"
 GOLDEN = json.loads((FILES / "vit_keras.json").read_text())
 REFUSED = "vit_keras_gelu_head.h5"
-
-
-def golden(name: str) -> dict[str, np.ndarray]:
-    with np.load(FILES / f"{name.removesuffix('.h5')}.io.npz") as recorded:
-        return dict(recorded)
-
-
-def outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name != REFUSED])

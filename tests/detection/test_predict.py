@@ -60,8 +60,9 @@ def boxes_of(document: dict, number: int) -> list[tuple]:
     return [(*row["bbox"], row["category_id"], row["score"]) for row in rows]
 
 
-def test_words_are_found_where_the_model_sees_them(place, capsys):
-    document = found_by("--checkpoint", "owl", "--threshold", "0", "--classes", *WORDS)
+def test_words_are_found_where_the_model_sees_them_and_saved_as_a_run(place, tmp_path, capsys):
+    words = ["--checkpoint", "owl", "--threshold", "0", "--save", str(tmp_path / "new"), "--classes", *WORDS]
+    document = found_by(*words)
     model, tokenizer = keras_vit.from_checkpoint(place / "owl"), keras_vit.tokenizer(place / "owl")
     texts = np.asarray(keras_vit.text_tower(place / "owl")(tokenizer(WORDS)))
     preprocessing = keras_vit.preprocessing_of(model)
@@ -80,6 +81,10 @@ def test_words_are_found_where_the_model_sees_them(place, capsys):
     printed = capsys.readouterr().out
     assert "| pictures/a.png | w" in printed
     assert "Skipped pictures/broken.jpg" in printed
+    assert "saved-model --run" in printed
+    assert found_by("--run", str(tmp_path / "new"), "--threshold", "0") == document
+    with pytest.raises(UserError, match="--save takes a new directory"):
+        found_by(*words)
 
 
 def test_boxes_are_those_of_the_upright_image():
@@ -163,15 +168,6 @@ def test_a_classifier_is_no_detector(tmp_path):
     keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=2).save(tmp_path / "x.keras")
     with pytest.raises(UserError, match="is not a detector"):
         command.main(["predict", "--run", str(tmp_path / "x.keras"), "pictures"])
-
-
-def test_a_detector_of_words_is_saved_as_a_run(tmp_path, capsys):
-    words = ["--checkpoint", "owl", "--threshold", "0", "--save", str(tmp_path / "new"), "--classes", *WORDS]
-    document = found_by(*words)
-    assert "saved-model --run" in capsys.readouterr().out
-    assert found_by("--run", str(tmp_path / "new"), "--threshold", "0") == document
-    with pytest.raises(UserError, match="--save takes a new directory"):
-        found_by(*words)
 
 
 def test_the_page_in_the_browser_shows_the_boxes_of_a_dropped_image():

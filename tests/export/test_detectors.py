@@ -1,6 +1,5 @@
 """Detectors as SavedModel, TFLite and ONNX: boxes in pixels of the given image, equal to the model's."""
 
-import io
 import json
 import shutil
 
@@ -20,7 +19,7 @@ from keras_vit import DetectionConfig, UserError, inspection
 from keras_vit.errors import ParityError
 from keras_vit.run import Run
 from tests.export import cpp_loader
-from tests.support import FIXTURES, TINY, TINY_IMAGE, others_slow, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, others_slow, randomize
 from training.detection.detector import open_detector
 
 NAMES = ("ant", "bee", "cat")
@@ -48,10 +47,8 @@ def photos() -> list[bytes]:
     rng, files, turned = np.random.default_rng(0), [], PIL.Image.Exif()
     turned[0x0112] = 6
     for number, (width, height) in enumerate([(57, 33), (20, 81), (41, 30)]):
-        stream = io.BytesIO()
-        image = PIL.Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
-        image.save(stream, "PNG", **({"exif": turned} if number == 2 else {}))
-        files.append(stream.getvalue())
+        pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
+        files.append(encoded(pixels, **({"exif": turned} if number == 2 else {})))
     return files
 
 

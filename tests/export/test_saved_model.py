@@ -34,7 +34,7 @@ from keras_vit.images.files import Samples
 from keras_vit.images.formats import format_list, format_problem, formats
 from tests.export import cpp_loader
 from tests.exports import CONFIG, LABELS, SIZE, saved_model_of
-from tests.support import encoded, official, randomize
+from tests.support import TINY_STEM, encoded, official, randomize
 from training.data.dataset import Split
 from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import open_source
@@ -627,7 +627,7 @@ def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path):
 
 
 def test_options_that_a_model_does_not_support_are_refused_first(samples, tmp_path):
-    resnet = keras_vit.build("BiT-R26x1", image_size=32, num_classes=7)
+    resnet = keras_vit.build(TINY_STEM, image_size=32, num_classes=7)
     with pytest.raises(UserError, match="is a ResNet without attention blocks; leave --attention out"):
         saved_model_of(resnet, LABELS, samples, tmp_path / "x", attention=True)
     vit = keras_vit.build(CONFIG, image_size=SIZE, num_classes=7)

@@ -22,7 +22,7 @@ from export.serving import client as client_module
 from export.serving.client import Prediction, RestClient, ServingError
 from export.serving.kit import write_kit
 from keras_vit import UserError
-from tests.support import official
+from tests.support import official, running
 
 IMAGES = [b"\xff\xd8 a JPEG", b"\x89PNG another"]
 ANSWER = {
@@ -61,12 +61,8 @@ def _server():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.requests, server.answers = [], [(200, {"outputs": ANSWER}, 0)]
     server.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(server):
+        yield server
 
 
 def test_rest_asks_in_the_documented_form_and_reads_the_answer(server):

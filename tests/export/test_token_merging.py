@@ -16,7 +16,7 @@ from keras_vit import UserError, ViTConfig
 from keras_vit.cli.options import check_ranges
 from keras_vit.errors import ParityError, refuse_first
 from tests.exports import saved_model_of
-from tests.support import randomize
+from tests.support import TINY_STEM, randomize
 
 _WIDTH, _HEADS = 12, 3
 _CONFIG = ViTConfig(patch_size=(4, 4), hidden_size=_WIDTH, num_layers=2, num_heads=_HEADS, mlp_dim=16)
@@ -116,7 +116,7 @@ def test_more_than_half_of_the_patch_tokens_is_refused():
 
 
 def test_a_resnet_is_refused():
-    model = keras_vit.build("BiT-R26x1", image_size=32, num_classes=3)
+    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
     with pytest.raises(UserError, match="without tokens"):
         refuse_first(merging_rules(model, 1))
 

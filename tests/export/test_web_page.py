@@ -1,11 +1,7 @@
 """The page that classifies images in the browser with model.onnx."""
 
 import base64
-import contextlib
 import dataclasses
-import functools
-import http.server
-import io
 import json
 import os
 import pathlib
@@ -13,7 +9,6 @@ import re
 import shutil
 import struct
 import subprocess
-import threading
 
 import keras
 import numpy as np
@@ -31,7 +26,7 @@ from keras_vit import Preprocessing, UserError, preprocessing_of
 from keras_vit.images.decode import turned as turned_upright
 from tests.browser import Page, find_browser, open_browser
 from tests.exports import onnx_of
-from tests.support import TINY, randomize
+from tests.support import TINY, encoded, randomize, serving
 
 LABELS = ("wren", "ant", "Żubr", "bee <b>", "newt", "eel", "cod")
 SIZE = (16, 24)
@@ -82,9 +77,7 @@ def photos() -> dict[str, bytes]:
     def add(name: str, size: tuple[int, int], mode: str = "RGB", **options) -> None:
         noise = rng.integers(0, 256, (5, 7, len(Image.new(mode, (1, 1)).getbands())), dtype=np.uint8)
         image = Image.fromarray(noise[..., 0] if mode == "L" else noise, mode).resize(size, Image.Resampling.BICUBIC)
-        stream = io.BytesIO()
-        image.save(stream, name.rpartition(".")[2].replace("jpg", "jpeg"), **options)
-        found[name] = stream.getvalue()
+        found[name] = encoded(image, name.rpartition(".")[2].replace("jpg", "jpeg"), **options)
 
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -105,20 +98,6 @@ def expected(model: keras.Model, preprocessing: Preprocessing, photo: bytes) -> 
     """Probabilities (7,) of the Keras model."""
     image = preprocessing(preprocessing.decode(tf.constant(photo)).numpy())
     return tf.nn.softmax(model.predict_on_batch(np.asarray(image)[None])[0] / 2.0).numpy()
-
-
-@contextlib.contextmanager
-def serve(directory: pathlib.Path):
-    """Serve a folder, and yield the address of the page."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=directory)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/{PAGE}"
-        server.shutdown()
 
 
 def shown(page: Page) -> dict[str, float]:
@@ -210,17 +189,17 @@ def test_the_page_makes_the_pixels_of_the_model(rules):
 def test_the_page_turns_an_image_by_its_exif_orientation(kind, order):
     scripts, images = [], []
     for orientation in range(1, 10):
-        mark, stream = {"<": b"II", ">": b"MM"}[order], io.BytesIO()
+        mark = {"<": b"II", ">": b"MM"}[order]
         exif = b"Exif\0\0" + struct.pack(f"{order}2sHIHHHIHHI", mark, 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0)
         image = Image.fromarray(np.arange(18, dtype=np.uint8).reshape(2, 3, 3))
-        image.save(stream, kind, exif=exif)
+        file = encoded(image, kind, exif=exif)
         stored = f"{{ pixels: {np.asarray(image).flatten().tolist()}, width: 3, height: 2 }}"
         images.append(np.asarray(image))
         scripts.append(
-            f"[Uint8Array.from({list(stream.getvalue())})].map(bytes => "
+            f"[Uint8Array.from({list(file)})].map(bytes => "
             f"[takeOrientation(bytes), takeOrientation(bytes), turn({stored}, 3, {orientation})])[0]"
         )
-    damaged = (b"", b"\xff", stream.getvalue()[:40], stream.getvalue()[:30])
+    damaged = (b"", b"\xff", file[:40], file[:30])
     scripts += [f"takeOrientation(Uint8Array.from({list(content)}))" for content in damaged]
     results = run_script(f"[{', '.join(scripts)}]")
     assert results[9:] == [1, 1, 1, 1]
@@ -265,11 +244,11 @@ def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, 
     for file, content in files.items():
         file.write_bytes(content)
     (tmp_path / "text.png").write_text("no image")
-    with open_browser() as page, serve(folder) as address:
+    with open_browser() as page, serving(folder) as address:
         page.served[CDN] = runtime
         for rule in rules:
             write_page(folder, rule, LABELS, origin)
-            page.open(address, width=390)
+            page.open(f"{address}/{PAGE}", width=390)
             page.wait_for("!document.querySelector('input').disabled")
             for file, content in files.items():
                 assert classify(page, file, drop=rule == rules[0]) == f"The most likely classes of {file.name}:"
@@ -291,7 +270,7 @@ def test_the_page_says_what_it_cannot_do(tmp_path):
     with open_browser() as page:
         page.open((tmp_path / PAGE).as_uri())
         page.wait_for(f"{said}.includes('run python -m http.server in this folder')")
-        with serve(tmp_path) as address:
+        with serving(tmp_path) as address:
             (tmp_path / FACTS).unlink()
-            page.open(address)
+            page.open(f"{address}/{PAGE}")
             page.wait_for(f"{said} == 'The model cannot be loaded: classify.json is not beside this page.'")

@@ -187,7 +187,7 @@ def test_the_attentive_probe_stands_in_the_report(run, tmp_path):
     report = (run.path / "linear_probe.md").read_text()
     assert "| attentive probe |" in report
     assert f" {results['attentive']:.1%} |" in report
-    model = keras_vit.build("BiT-R50x1", image_size=32, num_classes=2)
+    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=2)
     with pytest.raises(UserError, match="tokens of the patches, which this model lacks"):
         attentive.attentive_accuracy(
             model, digits(), LinearProbeOptions(run="x", source=DataOptions("digits"), attentive=1)
@@ -474,12 +474,12 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
 def test_reports_say_what_a_split_image_by_image_would_show(command, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)
-    for scene in range(40):  # of random colors, so that a class is known from a copy alone
+    for scene in range(30):  # of random colors, so that a class is known from a copy alone
         pixels = rng.integers(0, 256, (8, 8))
         for shot in range(3):
             (folder := tmp_path / "pictures" / f"{scene % 2}").mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray((pixels * (1.0 - 0.05 * shot)).astype(np.uint8)).save(folder / f"{shot}-{scene}.png")
-    config = dataclasses.replace(CONFIG, patch_size=2, hidden_size=96)
+    config = dataclasses.replace(CONFIG, patch_size=2, hidden_size=192)
     model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=2)
     randomize(model).save(tmp_path / "model.keras")
     trained = str(tmp_path / "trained")
@@ -487,17 +487,17 @@ def test_reports_say_what_a_split_image_by_image_would_show(command, tmp_path, c
     if command == "finetune":
         finetune.main([*options, "--workdir", trained, "--steps", "1", "--batch-size", "8", "--image-size", "8"])
     else:
-        linear_probe.main([*options, "--workdir", trained, "--c", "1"])
+        linear_probe.main([*options, "--workdir", trained, "--c", "0.1"])
     printed = capsys.readouterr().out
     evaluate.main(["--run", trained])
     split = json.loads((tmp_path / "trained" / "evaluation.json").read_text())["split"]
-    assert (split["groups"], split["measured"]) == (40, 120)
+    assert (split["groups"], split["measured"]) == (30, 90)
     assert split["grouped"] + 0.1 < split["by_image"]
     assert split["sentence"] in printed
     assert split["sentence"] in (tmp_path / "trained" / "report.html").read_text()
     (tmp_path / "trained" / "split.json").unlink()
     evaluate.main(["--run", trained])
-    assert "120 images in 40 groups, of which each is either" in capsys.readouterr().out
+    assert "90 images in 30 groups, of which each is either" in capsys.readouterr().out
 
 
 def test_a_probe_of_a_changed_model_is_not_saved(run):

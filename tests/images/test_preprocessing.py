@@ -13,6 +13,11 @@ from keras_vit.images.decode import on_white
 from keras_vit.images.preprocessing import to_channels
 from tests.support import TINY, TINY_IMAGE
 
+PADDING = Preprocessing((9, 11), resize="pad")
+CENTER = Preprocessing((9, 11), resize="resize-small", crop_from=13)
+SIGNATURE = [tf.TensorSpec((None, None, None), tf.uint8)]  # so that they are traced once
+pad_in_graph, center_in_graph = (tf.function(rule.resized, SIGNATURE) for rule in (PADDING, CENTER))
+
 
 def photo(height: int, width: int, channels: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
@@ -58,15 +63,13 @@ def test_cropping_averages_what_it_shrinks():
 def test_padding_shows_the_whole_image_on_white(size):
     """The antialiased resize in the aspect ratio of the image, centered; in a graph without known sides as well."""
     image = photo(*size, 3)
-    preprocessing = Preprocessing((9, 11), resize="pad")
     step = max(size[0] / 9, size[1] / 11)
     resized = np.maximum(np.round(np.array(size) / step), 1).astype(int)
     top, left = ((9, 11) - resized) // 2
     expected = np.full((9, 11, 3), 255.0, np.float32)
     expected[top : top + resized[0], left : left + resized[1]] = tf.image.resize(image, resized, antialias=True)
-    np.testing.assert_allclose(preprocessing.resized(image), expected, atol=1e-2)
-    graph = tf.function(preprocessing.resized, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
-    np.testing.assert_allclose(graph(image), expected, atol=1e-2)
+    np.testing.assert_allclose(PADDING.resized(image), expected, atol=1e-2)
+    np.testing.assert_allclose(pad_in_graph(image), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("size", [(37, 50), (50, 33), (10, 8), (23, 13), (13, 13), (9, 11)])
@@ -76,11 +79,9 @@ def test_the_centre_of_the_resized_image_is_that_of_big_vision(size):
     resized = np.round(np.array(size, np.float32) * np.float32(13 / min(size))).astype(int)
     areas = tf.image.resize(image, resized, method="area").numpy()
     top, left = (resized - (9, 11)) // 2
-    preprocessing = Preprocessing((9, 11), resize="resize-small", crop_from=13)
     expected = areas[top : top + 9, left : left + 11]
-    np.testing.assert_allclose(preprocessing.resized(image), expected, atol=1e-2)
-    graph = tf.function(preprocessing.resized, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
-    np.testing.assert_allclose(graph(image), expected, atol=1e-2)
+    np.testing.assert_allclose(CENTER.resized(image), expected, atol=1e-2)
+    np.testing.assert_allclose(center_in_graph(image), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -111,7 +112,7 @@ def test_transparent_images_are_put_on_white(channels, wanted):
     seen = np.round(colors * alpha + 255 * (1 - alpha)).astype(np.uint8)
     preprocessing = Preprocessing((5, 7), channels=wanted)
     np.testing.assert_array_equal(np.asarray(preprocessing.to_channels(image)), to_channels(seen, wanted))
-    graph = tf.function(preprocessing.to_channels, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    graph = tf.function(preprocessing.to_channels, SIGNATURE)
     np.testing.assert_array_equal(graph(image), to_channels(seen, wanted))
     dropped = Preprocessing((5, 7), channels=wanted, background=None).to_channels(image)
     np.testing.assert_array_equal(dropped, to_channels(colors, wanted))

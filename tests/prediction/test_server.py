@@ -1,7 +1,6 @@
 """The page that classifies what is dropped on it, and what foreign pages and odd clients get from it."""
 
 import contextlib
-import io
 import json
 import socket
 import threading
@@ -19,7 +18,7 @@ import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.run import Run
-from tests.support import answering
+from tests.support import answering, encoded
 from training.prediction.classifier import open_classifier
 from training.prediction.server import _CONNECTIONS, open_server
 
@@ -42,9 +41,7 @@ def _port():
 
 
 def image(size=(3, 2)) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.new("1", size).save(stream, "PNG")
-    return stream.getvalue()
+    return encoded(PIL.Image.new("1", size))
 
 
 def answer(port: int, data: bytes | None = None, **headers: str) -> tuple[int, str]:
@@ -71,15 +68,13 @@ def test_the_page_classifies_what_is_sent_to_it(tiny_model, tmp_path):
     tiny_model.save(tmp_path / "model.keras")
     pixels = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
     logits = np.asarray(tiny_model(np.asarray(keras_vit.preprocessing_of(tiny_model)(pixels))[None]))[0]
-    stream = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(stream, "PNG")
     (tmp_path / "names.txt").write_text("".join(f"class {number}\n" for number in range(7)))
     classifier = open_classifier(Run.open(tmp_path / "model.keras"), str(tmp_path / "names.txt"), explain="rollout")
     server = open_server(classifier, 0)
     with answering(server):
         assert "Drop an image here" in answer(int(server.effective_port))[1]
-        json_text = answer(int(server.effective_port), stream.getvalue(), Accept="application/json")[1]
-        status, page = answer(int(server.effective_port), stream.getvalue(), **{"X-Name": "my%20cat.png"})
+        json_text = answer(int(server.effective_port), encoded(pixels), Accept="application/json")[1]
+        status, page = answer(int(server.effective_port), encoded(pixels), **{"X-Name": "my%20cat.png"})
     assert status == 200
     assert "my cat.png" in page
     best, second = np.argsort(-logits)[:2]
