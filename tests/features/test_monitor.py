@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -164,6 +165,15 @@ def test_an_export_carries_the_summary_for_the_features_that_it_serves(run, tmp_
     np.savez(tmp_path / "today.npz", features=features, probabilities=probabilities)
     monitor.main(["--run", str(version), str(tmp_path / "today.npz")])
     assert "No alarm" in capsys.readouterr().out
+
+
+def test_a_model_for_several_classes_an_image_is_refused(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["recipe"] = {"loss": "multi-label"}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="one class each"):
+        monitor.main(["--run", str(tmp_path / "run")])
 
 
 def test_a_run_without_data_asks_for_them(run, tmp_path):

@@ -27,8 +27,10 @@ _SHOWN = 48
 def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
     """Compare images with the summary of a run, which is made if there is none; return whether they differ.
 
-    Raises UserError where the run has no summary, and does not know its data.
+    Raises UserError where the run has no summary, and does not know its data, and for several classes an image.
     """
+    if run.is_multi_label:
+        raise UserError(f"{run.name} gives an image several classes; keras-vit monitor is for one class each.")
     summary, names = _summary_of(run, options), list[str]()
     if not options.images:
         return False
