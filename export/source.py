@@ -218,7 +218,7 @@ def _rules_of_a_classifier(model: keras.Model) -> Rules:
 
 def labels_of_file(run: Run, path: str, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
-    labels = read_labels(existing_file(path, "--labels takes a text file with one class per line"))
+    labels = read_labels(existing_file(path, "--labels accepts a text file with one class per line"))
     check_number(labels, path, number, run.name)
     return labels
 

@@ -300,7 +300,7 @@ class Run:
 
         Of anything but a run, the number of classes is not known yet.
         """
-        existing_file(labels, "--labels takes a text file with one class per line")
+        existing_file(labels, "--labels accepts a text file with one class per line")
         if not is_remote(self.name) and self.file(MODEL) and self.file(LABELS):
             check_number(read_labels(labels), labels, len(self.labels), self.name)
 

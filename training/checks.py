@@ -237,7 +237,7 @@ def _table_path(data: str) -> str:
     kind, _, path = data.partition(":")
     if kind != "csv" or not path:
         raise UserError(
-            f"With --runner, --data takes csv:FILE with the columns path, label and split, but was given {data!r}; "
+            f"With --runner, --data accepts csv:FILE with the columns path, label and split, but was given {data!r}; "
             "write such a file, or leave --runner out."
         )
     if not is_remote(path):

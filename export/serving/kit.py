@@ -47,7 +47,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
             ),
             (
                 not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."),
-                f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.",
+                f"--name accepts letters, digits, '_', '.' and '-', but is {name!r}.",
             ),
             (kit.exists() and any(kit.iterdir()), f"{kit} is not empty; pass a new --output."),
             *(

@@ -221,7 +221,7 @@ def existing_folder(path: str | os.PathLike, takes: str) -> pathlib.Path:
 def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:
     """`pathlib.Path(path)`. Raises UserError for a path with a scheme, which the option does not take."""
     if is_remote(path):
-        raise UserError(f"--{option} takes a directory of this machine, but is {path}; give one such as runs/mine.")
+        raise UserError(f"--{option} accepts a directory of this machine, but is {path}; give one such as runs/mine.")
     return pathlib.Path(path)
 
 
@@ -239,7 +239,7 @@ def output_folder(output: str | os.PathLike) -> pathlib.Path:
     if not (problem or remote or os.access(nearest, os.W_OK | os.X_OK)):
         problem = "not writable"
     if problem:
-        raise UserError(f"{nearest} is {problem}; --output takes a directory that can be written.")
+        raise UserError(f"{nearest} is {problem}; --output accepts a directory that can be written.")
     return folder
 
 

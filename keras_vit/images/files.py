@@ -148,7 +148,7 @@ def check_source(source: str) -> None:
     """Raise UserError for a source of `read_images` that is no data set, and not there."""
     if not to_path(source).exists() and not source.startswith(_DATA_SETS):
         raise UserError(
-            f"There is no image or folder {source!r}; --images takes one of these, a run's samples.npz, digits, "
+            f"There is no image or folder {source!r}; --images accepts one of these, a run's samples.npz, digits, "
             "tfds:NAME, folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB."
         )
 

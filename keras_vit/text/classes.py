@@ -76,7 +76,7 @@ def is_text_file(values: Sequence[str]) -> bool:
 def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -> Classes:
     """The classes of --classes, texts or one .txt file with lines as `cat: a cat | a kitten`, and of --templates."""
     if len(values) > 1 and (file := next((value for value in values if value.endswith(".txt")), None)):
-        raise UserError(f"--classes takes texts or one text file, but was given {file!r:.80} beside others; give one.")
+        raise UserError(f"--classes accepts texts or one text file, but got {file!r:.80} beside others; give one.")
     if not is_text_file(values):
         return text_classes(tuple(values), templates_of_option(templates))
     classes = [_class_of(line) for line in _lines("--classes", values[0])]
@@ -105,5 +105,5 @@ def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:
-    lines = read_labels(existing_file(file, f"{option} takes texts, or a text file with one per line"))
+    lines = read_labels(existing_file(file, f"{option} accepts texts, or a text file with one per line"))
     return tuple(line.strip() for line in lines if line.strip())

@@ -40,7 +40,7 @@ for line in sys.stdin:
         sys.exit(f"{line} imported {slow}")
 """
 DATA = "no folder 'gone'; --data folder:PATH"
-KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given"
+KIND = "--data accepts digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given"
 NO_INDEX = "'gone'; make it by keras-vit embed"
 NAME = "official checkpoint 'gone'"
 RUN = "no run directory 'gone'"
@@ -51,7 +51,7 @@ MISTAKES = {
     f"{TRAIN} --data folder:gone": DATA,
     f"{TRAIN} --data pictures": KIND,
     f"{TRAIN} --data digits --eval-split test": "--eval-split applies only to --data tfds",
-    f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir takes",
+    f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir accepts",
     f"{TRAIN} --data digits --model-parallel 2": "--model-parallel applies only to KERAS_BACKEND=jax",
     f"{TRAIN} --data folder:. --split-seed -3": "--split-seed must be at least 0, but is -3",
     f"{TRAIN} --data digits --data-service grpc://127.0.0.1:1": "No data service answers at",
@@ -98,14 +98,14 @@ MISTAKES = {
     "training.predict --run gone README.md -- --project x": "Options behind -- are those of a pipeline,",
     "training.embed --run gone README.md --output never": NAME,
     "training.embed --run gone --output never": "Give --data, such as folder:pictures, or",
-    "training.embed --run gone --data digits --output never --runner DirectRunner": "With --runner, --data takes csv:F",
+    "training.embed --run gone --data digits --output never --runner DirectRunner": "With --runner, --data accepts csv",
     "training.embed --run gone README.md --output never --runner DirectRunner": "--runner needs Apache Beam, which",
     "training.shard --data csv:gone.csv --output never --runner SparkRunner": "There is no file 'gone.csv'; --data csv",
     "training.similar README.md --index gone": NO_INDEX,
-    "training.similar README.md --index gone --output x.txt": "--output takes a file that ends in .csv or",
+    "training.similar README.md --index gone --output x.txt": "--output accepts a file that ends in .csv or",
     "training.review --index gone --duplicate-similarity 2": "--duplicate-similarity must be in (0, 1],",
     "training.unknown --run gone --data digits": RUN,
-    "training.anomaly fit --checkpoint gone --data gone --workdir never": "There is no folder 'gone'; --data takes a f",
+    "training.anomaly fit --checkpoint gone --data gone --workdir never": "There is no folder 'gone'; --data accepts a",
     "training.anomaly fit --checkpoint gone --data docs --workdir docs": "docs exists and is not a run directory",
     "training.predict --run gone/model-int8.tflite README.md": "model-int8.tflite is an export",
     "keras_vit.convert gone x.npz --layout npz": NAME,
@@ -125,14 +125,14 @@ MISTAKES = {
     "export.saved_model.__main__ --run gone --output never": NAME,
     "export.tflite.__main__ --run gone --output never": NAME,
     "export.tflite.__main__ --run . --labels x --output never": "is not a finished run: it has no model.keras",
-    "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output takes a",
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output accepts a",
     f"{TUNE} --data digits": "Say where to start: --checkpoint",
     "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
     "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
         "--calibration-images applies only to"
     ),
     "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": "has no images for --cali",
-    "training.predict --run augreg:B_16 README.md --labels gone": "There is no file 'gone'; --labels takes a",
+    "training.predict --run augreg:B_16 README.md --labels gone": "There is no file 'gone'; --labels accepts a",
     "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "--dynamic-batch applies",
     "export.tflite.__main__ --run gone --output never --formats int8 --target gpu": "A GPU computes in floating point",
     "export.onnx.__main__ --run gone --output never": NAME,

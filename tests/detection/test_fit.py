@@ -147,7 +147,7 @@ def test_models_without_an_encoder_are_refused(place):
     [
         (["--mosaic", "2"], "--mosaic must be in"),
         (["--label-smoothing", "0.1"], "--label-smoothing applies only to classes of whole images"),
-        (["--scale-jitter", "2", "1"], "--scale-jitter takes the least"),
+        (["--scale-jitter", "2", "1"], "--scale-jitter accepts the least"),
     ],
 )
 def test_a_mistake_is_one_sentence(options, words, place):

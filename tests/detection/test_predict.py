@@ -83,7 +83,7 @@ def test_words_are_found_where_the_model_sees_them_and_saved_as_a_run(place, tmp
     assert "Skipped pictures/broken.jpg" in printed
     assert "saved-model --run" in printed
     assert found_by("--run", str(tmp_path / "new"), "--threshold", "0") == document
-    with pytest.raises(UserError, match="--save takes a new directory"):
+    with pytest.raises(UserError, match="--save accepts a new directory"):
         found_by(*words)
 
 
@@ -156,7 +156,7 @@ def test_the_page_is_one_file_and_names_cannot_write_into_it():
         (["--run", "owl", "--like", "pictures/a.png", "--box", "1", "2", "0", "4"], "left, top, width and height"),
         (["--run", "owl", "--like", "pictures/a.png", "--box", "60", "2", "5", "4"], "lies outside of"),
         (["--run", "run", "--threshold", "2"], "--threshold must be in"),
-        (["--run", "run", "--output", "out.txt"], "--output takes a file"),
+        (["--run", "run", "--output", "out.txt"], "--output accepts a file"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, words):

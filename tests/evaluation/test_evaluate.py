@@ -240,7 +240,7 @@ def test_an_unfinished_run_is_refused(tmp_path):
 
 def test_neither_a_file_nor_the_report_of_another_run_is_overwritten(run, tmp_path, no_data):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="file is a file; --output takes a directory"):
+    with pytest.raises(UserError, match="file is a file; --output accepts a directory"):
         evaluate_command.main(
             ["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / "file" / "report")]
         )
@@ -492,7 +492,7 @@ def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits
             found = json.loads((tmp_path / "report" / "evaluation.json").read_text())
             assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
             assert found["model"] == f"{address}/{name}"
-        with pytest.raises(UserError, match="is an address to download from; --output takes a directory"):
+        with pytest.raises(UserError, match="is an address to download from; --output accepts a directory"):
             evaluate_command.main(["--run", f"{address}/weights.npz", "--data", "digits", "--output", address])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "report", "run"]
 

@@ -183,7 +183,7 @@ def test_without_data_what_knows_none_and_data_that_are_gone_are_refused(place, 
 
 
 def test_a_directory_without_an_earlier_report_is_refused(place, tmp_path):
-    with pytest.raises(UserError, match="predictions.csv.; --compare takes the directory of an earlier report"):
+    with pytest.raises(UserError, match="predictions.csv.; --compare accepts the directory of an earlier report"):
         command.main(["--run", str(place / "run"), "--output", str(tmp_path), "--compare", str(tmp_path)])
 
 

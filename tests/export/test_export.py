@@ -260,7 +260,7 @@ def test_other_labels_and_a_file_in_the_place_of_the_output_are_refused(samples,
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(UserError, match=f"{tmp_path} is not writable; --output takes a directory"):
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable; --output accepts a directory"):
         output_folder(tmp_path / "a" / "b")
 
 

@@ -292,8 +292,8 @@ def test_the_client_of_a_kit_works_by_itself(tmp_path, server):
     [
         ({"models": "nowhere"}, "There is no folder .nowhere.; pass the --output of"),
         ({"models": "."}, "has no version of a model, such as 1; export one there first"),
-        ({"name": ".."}, "--name takes letters, digits, '_', '.' and '-', but is '..'"),
-        ({"name": "a/b"}, "--name takes letters, digits, '_', '.' and '-', but is 'a/b'"),
+        ({"name": ".."}, "--name accepts letters, digits, '_', '.' and '-', but is '..'"),
+        ({"name": "a/b"}, "--name accepts letters, digits, '_', '.' and '-', but is 'a/b'"),
         ({"canary": 3}, "--canary is 3, but .* has 1; pass one of them"),
         ({"stable": 0}, "--stable is 0, but"),
         ({"output": "served"}, "served is not empty; pass a new --output"),

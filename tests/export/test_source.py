@@ -120,7 +120,7 @@ def test_the_image_size_can_be_changed(place):
     [
         ({"run": "model.tflite"}, "model.tflite is an export already"),
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
-        ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels takes a text file"),
+        ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels accepts a text file"),
         ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
         ({"labels": "vit.npz"}, "vit.npz cannot be read as UTF-8 text with a class in each line"),
         ({"images": "nowhere"}, "There is no folder 'nowhere'; give one of images"),

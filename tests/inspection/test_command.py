@@ -301,7 +301,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],
         "--count must be at least 1, but is 0": [*good, "--count", "0"],
         "--num-heads has no effect on a run": [*good, "--num-heads", "3"],
-        "file is a file; --output takes a directory": ["--run", str(run), "--output", "file/out"],
+        "file is a file; --output accepts a directory": ["--run", str(run), "--output", "file/out"],
     }
     for words, arguments in mistakes.items():
         with pytest.raises(UserError, match=words) as caught:

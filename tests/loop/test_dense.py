@@ -125,7 +125,7 @@ def test_a_dry_run_says_what_it_does_not_count(tmp_path, capsys):
     ("change", "sentence"),
     [
         ({"mixup": 0.2}, "--mixup applies only to classes of whole images"),
-        ({"scale_jitter": (2.0, 0.5)}, "--scale-jitter takes the least and the largest factor"),
+        ({"scale_jitter": (2.0, 0.5)}, "--scale-jitter accepts the least and the largest factor"),
     ],
 )
 def test_what_does_not_fit_masks_is_refused(change, sentence):

@@ -57,7 +57,7 @@ def test_the_steps_of_the_option_are_profiled(begin, end, per_execution, profile
 
 @pytest.mark.parametrize("steps", [(0, 3), (5, 4)])
 def test_impossible_steps_are_refused(steps):
-    with pytest.raises(UserError, match="--profile-steps takes the first and the last step"):
+    with pytest.raises(UserError, match="--profile-steps accepts the first and the last step"):
         Execution(profile_steps=steps)
 
 

@@ -45,7 +45,7 @@ def check_data(source: DataOptions) -> None:
 def check_data_dir(data_dir: str) -> None:
     """Raise UserError for a folder of data sets that is not there."""
     if not is_remote(data_dir):
-        existing_folder(data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
+        existing_folder(data_dir, "--data-dir accepts the folder of prepared data sets, or an empty one")
 
 
 def kind_and_path(source: DataOptions) -> tuple[str, str]:
@@ -61,8 +61,8 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
         this = {"folder": "folder", "csv": "file"}
         advice = f"; for this {this[meant]}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
         raise UserError(
-            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
-            f"{source.data!r}{advice}."
+            "--data accepts digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was "
+            f"given {source.data!r}{advice}."
         )
     refuse_without_effect(
         source,
@@ -208,8 +208,8 @@ def unlabelled_path(name: str) -> pathlib.Path:
     """Return the folder that `--unlabelled folder:PATH` names. Raises UserError unless it exists."""
     kind, _, rest = name.partition(":")
     if kind != "folder" or not rest:
-        raise UserError(f"--unlabelled takes folder:PATH of images, but was given {name!r}.")
-    return existing_folder(rest, "--unlabelled takes a folder of images")
+        raise UserError(f"--unlabelled accepts folder:PATH of images, but was given {name!r}.")
+    return existing_folder(rest, "--unlabelled accepts a folder of images")
 
 
 def listed_classes(source: DataOptions) -> tuple[str, ...] | None:

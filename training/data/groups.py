@@ -113,7 +113,7 @@ def _matches(paths: Sequence[str], rule: str) -> list[str | None]:
         expression = re.compile(rule)
     except re.error as error:
         raise UserError(
-            f"--group takes auto, none, folder or a regular expression, and {rule!r} is none: {error}."
+            f"--group accepts auto, none, folder or a regular expression, and {rule!r} is none: {error}."
         ) from error
     matches = [expression.search(path) for path in paths]
     if not any(matches):

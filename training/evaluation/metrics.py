@@ -322,8 +322,8 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
     The list is in the order of the images; or, where their files are called ILSVRC2012_val_…, in that of the numbers
     in these names. Raises UserError for a file of anything else.
     """
-    file = existing_file(path, "--real-labels takes a JSON list with a list of labels per image")
-    with reading(path, "JSON", advice="--real-labels takes a file such as ImageNet's real.json"):
+    file = existing_file(path, "--real-labels accepts a JSON list with a list of labels per image")
+    with reading(path, "JSON", advice="--real-labels accepts a file such as ImageNet's real.json"):
         accepted = json.loads(file.read_text(encoding="utf-8"))
     classes = range(num_classes)
     are_lists = isinstance(accepted, list) and all(

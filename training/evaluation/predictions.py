@@ -142,7 +142,7 @@ class Comparison:
 
 def open_comparison(directory: str) -> Comparison:
     """Read predictions.csv of an earlier report. Raises UserError if the directory has none that is ours."""
-    advice = "--compare takes the directory of an earlier report; evaluate that model first"
+    advice = "--compare accepts the directory of an earlier report; evaluate that model first"
     path = existing_file(f"{directory}/{PREDICTIONS}", advice)
     with reading(path, "predictions", KeyError, advice=advice), path.open(newline="", encoding="utf-8") as stream:
         correct = {cell_of_csv(row["file"]): row["correct"] == "True" for row in csv.DictReader(stream)}

@@ -210,7 +210,7 @@ def slice_of(name: str) -> tuple[str, int]:
     """Return the type and number of the chips of a slice such as v5e-16. Raises UserError for other names."""
     match = re.fullmatch(rf"({'|'.join(CHIPS)})-([1-9]\d{{0,4}})", name)
     if match is None:
-        raise UserError(f"--chips takes a slice such as v5e-16, of the kinds {', '.join(CHIPS)}, but is {name!r}.")
+        raise UserError(f"--chips accepts a slice such as v5e-16, of the kinds {', '.join(CHIPS)}, but is {name!r}.")
     return match[1], int(match[2])
 
 

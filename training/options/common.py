@@ -203,7 +203,7 @@ class Execution:
     def __post_init__(self) -> None:
         if self.profile_steps is not None and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise UserError(
-                "--profile-steps takes the first and the last step, from 1, but is "
+                "--profile-steps accepts the first and the last step, from 1, but is "
                 f"{self.profile_steps[0]} {self.profile_steps[1]}; give two such as 10 20."
             )
 

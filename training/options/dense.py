@@ -37,7 +37,7 @@ def _check_data(option: str, data: str, kinds: _Kinds, takes: str) -> None:
         is_folder = "folder" in kinds and pathlib.Path(data).is_dir()
         advice = f"; for this folder, give {shlex.quote(f'folder:{data}')}" if is_folder else ""
         advice = "; copy the files to this machine" if is_remote(path) else advice
-        raise UserError(f"{option} takes {takes}, but was given {data!r}{advice}.")
+        raise UserError(f"{option} accepts {takes}, but was given {data!r}{advice}.")
     if (existing := kinds[kind]) is not None:
         existing(path, f"correct the path behind {option} {kind}:")
 
@@ -83,7 +83,7 @@ class SceneOptions(AnnotatedData):
             )
         for option, images in (("--images", self.images), ("--eval-images", self.eval_images)):
             if images is not None:
-                existing_folder(images, f"{option} takes the folder of the images")
+                existing_folder(images, f"{option} accepts the folder of the images")
         inside = _FOLDERS.get(self.kind, ())
         for folder in (folders_of_splits(self.path) if self.kind == "folder" else None) or (self.path,):
             if missing := [name for name in inside if not (folder / name).is_dir()]:
@@ -193,9 +193,9 @@ class DetectPredictOptions(CsvOptions):
         check_ranges(self)
         check_ending(self.output, (".csv", ".json", ".html"))
         if self.like is not None:
-            existing_file(self.like, "--like takes an image of the example")
+            existing_file(self.like, "--like accepts an image of the example")
         if self.save is not None and pathlib.Path(self.save).exists():
-            raise UserError(f"{self.save} exists, but --save takes a new directory; choose another.")
+            raise UserError(f"{self.save} exists, but --save accepts a new directory; choose another.")
         refuse_without_effect(
             self,
             [
@@ -224,7 +224,7 @@ class BoxesOptions(AnnotatedData):
         _check_data("--data", self.data, _BOXES, "coco:FILE.json, yolo:data.yaml, voc:FOLDER or csv:FILE")
         refuse_without_effect(self, [(("images",), self.kind in ("coco", "csv"), "--data coco:FILE or csv:FILE")])
         if self.images is not None:
-            existing_folder(self.images, "--images takes the folder of the images")
+            existing_folder(self.images, "--images accepts the folder of the images")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

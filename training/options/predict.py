@@ -115,4 +115,4 @@ def check_ending(output: str | None, endings: Sequence[str]) -> None:
     """Raise UserError unless the name of the file for --output has one of these endings, or there is none."""
     if output is not None and pathlib.Path(output).suffix not in endings:
         listed = f"{', '.join(endings[:-1])} or {endings[-1]}"
-        raise UserError(f"--output takes a file that ends in {listed}, but is {output!r}.")
+        raise UserError(f"--output accepts a file that ends in {listed}, but is {output!r}.")

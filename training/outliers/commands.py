@@ -17,7 +17,7 @@ def fit(arguments: Sequence[str], prog: str, about: str) -> None:
     from keras_vit.run import Run
     from training.checks import check_new_workdir
 
-    existing_folder(options.folder, "--data takes a folder of images of good parts")
+    existing_folder(options.folder, "--data accepts a folder of images of good parts")
     check_new_workdir(options.workdir)
     run = Run.open(options.checkpoint, image_size=options.image_size)
     files = find_images([options.folder])

@@ -49,7 +49,7 @@ def with_images(given: Given) -> Given:
                 )
             if not is_remote(value) and not os.path.lexists(value) and not matching(value):
                 raise UserError(
-                    f"There is no image or folder {value!r:.80}, as which --{option} takes a value with a slash or "
+                    f"There is no image or folder {value!r:.80}, as which --{option} accepts a value with a slash or "
                     "the ending of an image; correct it, or write a text with a slash into a .txt file."
                 )
         if first < len(values):
@@ -135,4 +135,4 @@ def check_output(output: str | None) -> None:
     """Raise UserError unless a file can be written as --output."""
     file = pathlib.Path(output or "x").absolute()
     if file.is_dir() or not (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
-        raise UserError(f"--output takes a file in a folder that exists and can be written, but is {output!r}.")
+        raise UserError(f"--output accepts a file in a folder that exists and can be written, but is {output!r}.")

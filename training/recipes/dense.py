@@ -39,7 +39,9 @@ class DenseRecipe(Recipe):
     def _rules(self) -> Rules:
         yield from super()._rules()
         least, most = self.scale_jitter
-        factors = f"--scale-jitter takes the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}"
+        factors = (
+            f"--scale-jitter accepts the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}"
+        )
         yield not 0.05 <= least <= most <= 10.0, f"{factors}; give two such as 0.5 2."
 
     def preprocessing(

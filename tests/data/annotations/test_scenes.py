@@ -381,7 +381,7 @@ def test_one_image_is_too_few(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"data": "scenes"}, "takes folder:PATH, coco:FILE.json"),
+        ({"data": "scenes"}, "accepts folder:PATH, coco:FILE.json"),
         ({"data": "folder:gone"}, "There is no folder 'gone'"),
         ({"data": "coco:gone.json"}, "There is no file 'gone.json'"),
         ({"data": "folder:tests"}, "should hold the folders images and masks, but has no masks"),
