@@ -226,11 +226,9 @@ def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) 
             f"{name}: {alarms} alarms of {len(gaps)}, accuracy {np.mean(probabilities.argmax(axis=1) == truth):.1%}, "
             f"expected {100 * np.mean(gaps):+.1f} points, inside the interval {inside / len(gaps):.0%}"
         )
-    for known_kinds, kinds in (("first", [*GRADES][:3]), ("further", [*GRADES][3:])):
+    for kinds in ([*GRADES][:3], [*GRADES][3:]):
         of_kinds = [error for kind in ("same", *kinds) for error in errors.get(kind, [])]
-        print(
-            f"mean of the errors of the expected accuracy, {known_kinds} changes: {100 * np.mean(of_kinds):.1f} points"
-        )
+        print(f"mean error of the expected accuracy, {', '.join(kinds)}: {100 * np.mean(of_kinds):.1f} points")
     known = ~new[train], ~new[kept]
     logits = head(values[train][known[0]], labels[train][known[0]], labels.max() + 1)
     old = kept[known[1]]
