@@ -580,9 +580,10 @@ def _operators_on_the_device(path: pathlib.Path) -> collections.Counter:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_a_served_model_uses_fused_operators(dtype, served, request):
-    model = served[0]
-    path = served[1] if dtype == "float32" else request.getfixturevalue("in_bfloat16")[1]
+def test_a_served_model_uses_fused_operators(dtype, served, samples, tmp_path):
+    model, path, _ = served
+    if dtype != "float32":
+        path, _ = saved_model_of(model, LABELS, samples, tmp_path, dtype=dtype, max_disagreement=1.0)
     found = _operators_on_the_device(path)
     if "_MklSoftmax" not in found:
         pytest.skip("TensorFlow has no oneDNN on this processor, or is set not to use it")
@@ -594,16 +595,10 @@ def test_a_served_model_uses_fused_operators(dtype, served, request):
     assert found["Cast"] == (2 if dtype == "bfloat16" else 0)
 
 
-@pytest.fixture(name="in_bfloat16", scope="module")
-def _in_bfloat16(served, samples, tmp_path_factory):
-    """A model, its export in bfloat16, and how they differ."""
+def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path):
     model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
     model.get_layer("head").set_weights([3 * w.numpy() for w in served[0].get_layer("head").weights])
-    return model, *saved_model_of(model, LABELS, samples, tmp_path_factory.mktemp("bfloat16"), dtype="bfloat16")
-
-
-def test_bfloat16_halves_the_weights_and_agrees(in_bfloat16):
-    model, path, found = in_bfloat16
+    path, found = saved_model_of(model, LABELS, samples, tmp_path, dtype="bfloat16")
     saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     nodes = [node for function in saved.meta_graphs[0].graph_def.library.function for node in function.node_def]
     constants = [node.attr["value"].tensor for node in nodes if node.op == "Const"]
