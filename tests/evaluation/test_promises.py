@@ -22,7 +22,8 @@ from keras_vit.promise import PROMISE, Promise, read_promise
 from keras_vit.run import Run
 from keras_vit.scores import Scoring
 from tests.browser import find_browser, open_browser
-from tests.export.test_web_page import CDN, classify, runtime_of_page, serve
+from tests.export.test_web_page import CDN, classify, runtime_of_page
+from tests.support import serving
 from training import evaluate, linear_probe, predict
 from training.evaluation.promises import _passing, answer_threshold, fit_promise
 
@@ -212,7 +213,7 @@ def test_the_page_in_a_browser_decides_as_the_model(run, images, tmp_path):
     files, _, expected = decisions_of(run, images)
     onnx.main(["--run", str(run), "--output", str(tmp_path), "--web"])
     names, shown = Run.open(run).labels, []
-    with open_browser() as page, serve(tmp_path) as address:
+    with open_browser() as page, serving(tmp_path) as address:
         page.served[CDN] = runtime
         page.open(address)
         page.wait_for("!document.querySelector('input').disabled")
