@@ -45,7 +45,7 @@ def test_other_paths_are_local(name):
 
 def test_where_only_local_paths_are_taken_others_are_refused():
     assert local_path("runs/mine", "workdir") == pathlib.Path("runs/mine")
-    with pytest.raises(UserError, match="--workdir takes .* this machine, but is gs://b/r"):
+    with pytest.raises(UserError, match="--workdir accepts .* this machine, but is gs://b/r"):
         local_path("gs://b/r", "workdir")
 
 

@@ -293,7 +293,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
     mistakes = {
         "There is no file, folder or official checkpoint 'nowhere'": ["--run", "nowhere", "--output", "out"],
         "vit_token.npz has no images of its own; give --images": vit,
-        "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
+        "There is no image or folder 'cat.png'; --images accepts": [*vit, "--images", "cat.png"],
         "file is not a readable image: ": [*vit, "--images", "file"],
         "No image of the folder 'empty' can be read: it has none": [*vit, "--images", "empty"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],

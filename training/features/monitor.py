@@ -27,10 +27,8 @@ _SHOWN = 48
 def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
     """Compare images with the summary of a run, which is made if there is none; return whether they differ.
 
-    Raises UserError where the run has no summary, and does not know its data, and for several classes an image.
+    Raises UserError where the run has no summary, and does not know its data or gives images several classes.
     """
-    if run.is_multi_label:
-        raise UserError(f"{run.name} gives an image several classes; keras-vit monitor is for one class each.")
     summary, names = _summary_of(run, options), list[str]()
     if not options.images:
         return False
@@ -95,6 +93,8 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
     known = options.source.settings() if options.source.data else run.settings.get("source")
     if run.directory is None or not isinstance(known, dict):
         raise UserError(f"{run.name} has no {MONITOR}; make it with keras-vit monitor, the run and its --data.")
+    if run.is_multi_label:
+        raise UserError(f"{run.name} gives an image several classes; keras-vit monitor is for one class each.")
     source = open_source(DataOptions.of_settings(known))
     part, values, probabilities = _outputs(run, listing_of_data(source), "test", options.batch_size)
     number_of = {name: number for number, name in enumerate(run.labels or source.labels)}

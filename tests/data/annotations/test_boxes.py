@@ -313,8 +313,8 @@ def test_roboflow_and_val_folders_are_found(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("boxes.csv", "takes coco:FILE.json"),
-        ("csv:", "takes coco:"),
+        ("boxes.csv", "accepts coco:FILE.json"),
+        ("csv:", "accepts coco:"),
         ("csv:gone", "no file"),
         ("voc:gone", "no folder"),
     ],
