@@ -15,7 +15,7 @@ from keras_vit import UserError
 from keras_vit.files.hdf5 import open_hdf5
 from keras_vit.files.safetensors import read_json, write_json
 from tests.checkpoints.keras_libraries import FILES, golden, outputs
-from tests.support import randomize
+from tests.support import others_slow, randomize
 
 NAMES = list(json.loads((FILES / "kmodels.json").read_text()))
 SEGMENTATION = [name for name in NAMES if "eomt" in name]
@@ -141,7 +141,7 @@ def images_for(model: keras.Model) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore:The image processors of kmodels")
-@pytest.mark.parametrize("name", [*REWRITTEN, "deit"])
+@pytest.mark.parametrize("name", others_slow([*REWRITTEN, "deit"], *REWRITTEN[::2]))
 def test_what_is_written_is_the_same_model(name, unpacked, tmp_path):
     path, model = written(name, unpacked, tmp_path)
     again = keras_vit.from_checkpoint(path)

@@ -45,7 +45,7 @@ def test_the_bound_is_exact_for_errors_that_grow_together():
     assert one == pytest.approx(scipy.stats.binom.cdf(1, 60, 0.08))
 
 
-@pytest.mark.parametrize("max_error", [0.05, 0.1])
+@pytest.mark.parametrize("max_error", [0.05, pytest.param(0.1, marks=pytest.mark.slow)])
 def test_few_errors_are_kept_in_19_of_20_draws(max_error):
     rng, broken, draws = np.random.default_rng(1), 0, 100
     logits, labels = drawn(rng, 100_000)

@@ -86,7 +86,8 @@ def test_the_cpp_loader_finds_the_same(place, tmp_path):
     np.testing.assert_allclose(boxes, expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", others_slow(("owl", "like"), "like"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["owl", "like"])
 def test_tflite_files_give_boxes_and_logits(name, place, tmp_path):
     options = ["--output", str(tmp_path), "--formats", "float32", "float16"]
     tflite.main(["--run", str(place / name), *options])

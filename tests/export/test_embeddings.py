@@ -56,6 +56,7 @@ def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_p
     assert json.loads((path / "report.json").read_text())["files"]["SavedModel"]["least_cosine"] > 0.9999
 
 
+@pytest.mark.slow
 def test_tflite_files_give_the_embeddings(clip, tmp_path):
     command = ["--checkpoint", str(FIXTURES / "tasks" / "hf_clip_two_towers"), "--embeddings", "unit-length"]
     tflite.main([*command, "--output", str(tmp_path), "--formats", "float32", "int8-dynamic"])

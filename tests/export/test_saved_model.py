@@ -595,6 +595,7 @@ def test_a_served_model_uses_fused_operators(dtype, served, samples, tmp_path):
     assert found["Cast"] == (2 if dtype == "bfloat16" else 0)
 
 
+@pytest.mark.slow
 def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path):
     model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
     model.get_layer("head").set_weights([3 * w.numpy() for w in served[0].get_layer("head").weights])

@@ -181,6 +181,7 @@ def test_the_attentive_probe_tells_apart_what_one_patch_shows():
     assert linear.score(evaluation.values, evaluation.labels) < 0.75
 
 
+@pytest.mark.slow
 def test_the_attentive_probe_stands_in_the_report(run, tmp_path):
     results = linear_models.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,), attentive=2))
     assert 0.1 < results["attentive"] < 1.0
@@ -470,7 +471,8 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
         linear_models.cross_validated(known, 0.1, 99, np.arange(count))
 
 
-@pytest.mark.parametrize("command", ["linear-probe", pytest.param("finetune", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["linear-probe", "finetune"])
 def test_reports_say_what_a_split_image_by_image_would_show(command, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)

@@ -62,6 +62,7 @@ def test_checkpoints_and_adapted_models_hold_the_merged_kernels(adapted, tiny_im
 
 
 # Keras warns of each layer that has nothing to quantize.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 def test_int8_is_close_saved_and_loaded(tiny_images, tmp_path):
     model = _model()

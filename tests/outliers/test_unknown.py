@@ -173,6 +173,7 @@ def exported_of(kind: UnknownKind, samples: Samples) -> ExportedModel:
     return ExportedModel(model, tuple("0123456789"), samples, Provenance("a model"), scorer)
 
 
+@pytest.mark.slow
 def test_the_score_reads_the_features_as_they_are_and_stays_in_float32_in_eight_bits(tmp_path):
     exported = exported_of("combined", digits_samples(200))
     images = next(parity.Reference(digits_samples(4), exported.preprocessing, np.zeros(0)).batches())[1]
