@@ -1,6 +1,8 @@
 """Choose how to train on a data set: frozen features, fine-tuning, or from scratch."""
 
+import contextlib
 import dataclasses
+import io
 import time
 from collections.abc import Callable
 
@@ -234,7 +236,10 @@ def auto(options: AutoOptions) -> list[tuple[str, ...]]:
     source, baseline = _train(options, checkpoint)
     measured = EvaluateOptions(run=options.workdir, source=options.source)
     run = Run.open(options.workdir)
-    evaluate(open_predictor(run, measured.input, measured.devices), source or open_source(options.source), measured)
+    if source is None:
+        with contextlib.redirect_stdout(io.StringIO()):  # the training has said how the data are divided
+            source = open_source(options.source)
+    evaluate(open_predictor(run, measured.input, measured.devices), source, measured)
     commands = run.next_commands("evaluate")
     if checkpoint is not None and baseline is not None:  # the classes' names are a better start than zeros
         words = ("finetune", "--checkpoint", checkpoint, "--zero-shot-head", *options.source.arguments())
