@@ -92,7 +92,7 @@ def test_of_several_classes_the_share_in_the_list_is_promised():
 
 def test_too_few_images_say_which_promise_they_allow():
     logits, labels = drawn(np.random.default_rng(4), 60)
-    with pytest.raises(UserError, match=r"At most 1.00% errors cannot be promised with 60 images.* --max-error 0\.\d+"):
+    with pytest.raises(UserError, match=r"At most 1% errors cannot be promised with 60 images.* --max-error 0\.\d+"):
         fit_promise(logits, labels, Scoring(), max_error=0.01)
     with pytest.raises(UserError, match=r"--coverage 0.983"):
         fit_promise(logits, labels, Scoring(), coverage=0.99)

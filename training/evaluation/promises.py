@@ -83,8 +83,8 @@ def answer_threshold(confidence: np.ndarray, correct: np.ndarray, max_error: flo
         kept, broken = (kept, middle) if _answer_threshold(confidence, correct, middle) is None else (middle, broken)
     least = math.ceil(1e3 * kept) / 1e3
     raise UserError(
-        f"At most {max_error:.2%} errors cannot be promised with {len(correct):,} images, of which "
-        f"{np.mean(~correct):.2%} are wrong. Use --max-error {least:.3f}, or add images."
+        f"At most {100.0 * max_error:g}% errors cannot be promised with {len(correct):,} images, of which "
+        f"{np.mean(~correct):.1%} are wrong. Use --max-error {least:.3f}, or add images."
     )
 
 
@@ -141,7 +141,7 @@ def _list_thresholds(probabilities: np.ndarray, labels: np.ndarray, coverage: fl
     count, num_classes, missing = len(labels), probabilities.shape[1], 1.0 - coverage
     if (count + 1) * missing < 1.0:
         raise UserError(
-            f"A coverage of {coverage:.2%} cannot be promised with {count:,} images. "
+            f"A coverage of {100.0 * coverage:g}% cannot be promised with {count:,} images. "
             f"Use --coverage {math.floor(1e3 * count / (count + 1)) / 1e3:.3f}, or add images."
         )
     if labels.ndim == 2:
