@@ -10,7 +10,7 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.models.self_supervised import masked_autoencoder, self_distillation_model
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
-from training.loop.optimizers import layer_lr_multipliers, make_optimizer
+from training.loop.optimizers import Adam, Momentum, layer_lr_multipliers, make_optimizer
 
 
 def model_and_gradients():
@@ -121,6 +121,21 @@ def test_five_steps_are_those_of_keras_optimizers(kind, stock):
         stock.apply(gradients)
     for variable, expected in zip(model.trainable_variables, other.trainable_variables, strict=True):
         np.testing.assert_allclose(variable, expected, atol=1e-6, err_msg=variable.path)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_the_rule_that_jax_computes_is_that_of_tensorflows_kernel(kind, monkeypatch):
+    first, gradients = model_and_gradients()
+    second = keras.models.clone_model(first)
+    second.set_weights(first.get_weights())
+    for model in (first, second):
+        optimizer = make_optimizer(kind, model, 0.01, clip_norm=None)
+        for _ in range(3):
+            optimizer.apply(gradients, model.trainable_variables)
+        for rule in (Adam, Momentum):
+            monkeypatch.setattr(rule, "fused", None)
+    for with_kernel, by_rule in zip(first.trainable_variables, second.trainable_variables, strict=True):
+        np.testing.assert_allclose(with_kernel, by_rule, atol=1e-6, err_msg=with_kernel.path)
 
 
 def test_other_variables_than_those_it_was_built_for_are_refused():

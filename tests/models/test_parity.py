@@ -130,3 +130,8 @@ def test_resized_position_embeddings_agree_with_vit_jax(case):
         recorded[f"{case}.in"], (side_in, side_in), (side_out, side_out), int(facts["class_token"])
     )
     np.testing.assert_allclose(resized, recorded[f"{case}.out"], **GOLDEN["posemb"]["tolerance"])
+
+
+def test_a_new_resnet_has_the_epsilon_of_released_files():
+    released = keras_vit.config_of(from_golden("hf_bit"))
+    assert keras_vit.ResNetConfig((1, 1, 1), 64).group_norm_epsilon == released.group_norm_epsilon
