@@ -3,9 +3,12 @@
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import shlex
 import shutil
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -507,3 +510,23 @@ def test_a_probe_of_a_changed_model_is_not_saved(run):
     changed = keras.Model(model.input, model.get_layer("head")(2.0 * model.get_layer("head").input))
     with pytest.raises(UserError, match="was changed after keras_vit built it.*leave --workdir out"):
         probes.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))
+
+
+@pytest.mark.slow
+def test_a_run_on_jax_says_what_a_split_image_by_image_would_show(upstream, tmp_path):
+    rng = np.random.default_rng(0)
+    for label in "ab":
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for number in range(20):
+            image = rng.integers(0, 200, (16, 16), np.uint8)
+            for copy in (0, 1):
+                PIL.Image.fromarray(image + copy).save(tmp_path / "images" / label / f"{number}-{copy}.png")
+    command = ["--recipe", "mnist-finetune", "--image-size", "8", "8", "--batch-size", "4", "--epochs", "None"]
+    command += ["--steps", "3", "--warmup-steps", "1", "--data", f"folder:{tmp_path}/images"]
+    command += ["--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "training.finetune", *command], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "% if drawn image by image." in done.stdout

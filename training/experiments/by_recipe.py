@@ -163,7 +163,7 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
         (run if options.unlabelled is None else finetune_with_unlabelled)(options, name, setup)
         if not is_chief(setup.strategy) or options.dry_run:
             return None
-        if options.model is None and not several_workers(setup.strategy):
+        if options.model is None and setup.strategy.num_replicas_in_sync == 1:
             start = Run.open(options.start, image_size=options.recipe.image_size, num_heads=options.num_heads)
             note_split(Run.at(options.directory), setup.source, start)
         return options.workdir

@@ -342,7 +342,8 @@ def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> 
     with bad_examples_reported(split):
         for images, _, weights in batches:
             real = weights.numpy() > 0.0
-            found.append(np.asarray(extractor.model.predict_on_batch(images)[real], np.float32))
+            values = extractor.model.predict_on_batch(keras.ops.convert_to_tensor(images))  # of the backend
+            found.append(np.asarray(values[real], np.float32))
             if progress is not None:
                 progress.update(int(real.sum()))
     return np.concatenate(found)
