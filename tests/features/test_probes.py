@@ -502,7 +502,8 @@ def test_reports_say_what_a_split_image_by_image_would_show(command, tmp_path, c
     assert split["sentence"] in (tmp_path / "trained" / "report.html").read_text()
     (tmp_path / "trained" / "split.json").unlink()
     evaluate.main(["--run", trained])
-    assert "90 images in 30 groups, of which each is either" in capsys.readouterr().out
+    report = (tmp_path / "trained" / "evaluation.md").read_text()
+    assert "90 images in 30 groups, of which each is either" in report
 
 
 def test_a_probe_of_a_changed_model_is_not_saved(run):
