@@ -324,7 +324,7 @@ def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
     (run.path / "config.json").write_text(json.dumps(config))
     data = dataclasses.replace(digits(), held_out=True)
     opened = _opened(FeatureOptions, run.path, tmp_path, data, source=DataOptions("folder:pictures"))
-    with pytest.raises(UserError, match="when folder:pictures had 10 images, and now 1,797"):
+    with pytest.raises(UserError, match="when folder:pictures had 10 images, instead of 1,797"):
         probes.open_features(*opened)
 
 
@@ -496,7 +496,8 @@ def test_reports_say_what_a_split_image_by_image_would_show(command, tmp_path, c
     assert split["sentence"] in (tmp_path / "trained" / "report.html").read_text()
     (tmp_path / "trained" / "split.json").unlink()
     evaluate.main(["--run", trained])
-    assert "90 images in 30 groups, of which each is either" in capsys.readouterr().out
+    report = (tmp_path / "trained" / "evaluation.md").read_text()
+    assert "90 images in 30 groups, of which each is either" in report
 
 
 def test_a_probe_of_a_changed_model_is_not_saved(run):
