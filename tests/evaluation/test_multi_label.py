@@ -297,7 +297,7 @@ def test_training_learns_each_class(place, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_model_gives_the_probability_of_each_class(place, trained, tmp_path):
+def test_exports_have_the_probability_of_each_class(place, trained, tmp_path):
     saved_model.main(["--run", str(trained), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
     report = json.loads((version / "report.json").read_text())
@@ -312,10 +312,6 @@ def test_a_saved_model_gives_the_probability_of_each_class(place, trained, tmp_p
     )
     assert of_export["log_loss"] == pytest.approx(of_run["log_loss"], rel=1e-4)
     assert of_export["micro_f1"] == of_run["micro_f1"]
-
-
-@pytest.mark.slow
-def test_a_tflite_file_of_several_classes_is_evaluated(place, trained, tmp_path):
-    tflite.main(["--run", str(trained), "--output", str(tmp_path), "--formats", "float32"])
-    [file] = tmp_path.glob("*.tflite")
-    assert report_of(file, place, tmp_path / "report")["mean_average_precision"] > 0.95
+    tflite.main(["--run", str(trained), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    [file] = (tmp_path / "phone").glob("*.tflite")
+    assert report_of(file, place, tmp_path / "c")["micro_f1"] == of_run["micro_f1"]

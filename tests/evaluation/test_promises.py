@@ -27,6 +27,8 @@ from tests.support import serving
 from training import evaluate, linear_probe, predict
 from training.evaluation.promises import _passing, answer_threshold, fit_promise
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 
 def drawn(rng: np.random.Generator, count: int, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """Logits (n, K) and labels (n,), of which some are hard, as the logits say, and the classes differ in it."""
