@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from keras_vit.errors import UserError, check_integers
-from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, small_normal
+from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, on_tensor_cores, small_normal
 from keras_vit.models.positions import RotaryPositions
 
 _FORBIDDEN = -30000.0
@@ -22,8 +22,8 @@ _FORBIDDEN = -30000.0
 _MANY_TOKENS, _QUERIES = 1024, 256
 # Tokens are padded to a multiple of this for gradients of cuDNN.
 MULTIPLE = 8
-# Widths of a head that cuDNN takes on every GPU since Ampere, whose compute capability is 8.0.
-_WIDEST_HEAD, _AMPERE = 128, 8.0
+# Width of a head that cuDNN takes on every GPU since Ampere.
+_WIDEST_HEAD = 128
 
 
 def attention(
@@ -394,13 +394,7 @@ class UnfoldAxis(_Axis):
 
 def runs_on_cudnn(dtype: str, head_width: int) -> bool:
     """Whether JAX computes on a GPU whose cuDNN has fused attention for heads of this width and dtype."""
-    if dtype not in ("bfloat16", "float16") or head_width % 8 or head_width > _WIDEST_HEAD:
-        return False
-    import jax
-
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", "")  # of AMD's, "gfx942"
-    return device.platform == "gpu" and capability[:1].isdigit() and float(capability) >= _AMPERE
+    return head_width % 8 == 0 and head_width <= _WIDEST_HEAD and on_tensor_cores(dtype)
 
 
 def padded_attention(num_tokens: int, implementation: Literal["cudnn", "xla"] = "cudnn"):
