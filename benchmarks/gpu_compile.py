@@ -70,7 +70,7 @@ def _compiled(arguments: Arguments):
     from jax.experimental import topologies
 
     import keras_vit
-    from keras_vit.models import attention, layers
+    from keras_vit.models import gpu, layers
     from training.loop.build import build_trainer
     from training.loop.devices.strategies import open_strategy
     from training.options.common import Execution, StrategyOptions
@@ -78,7 +78,7 @@ def _compiled(arguments: Arguments):
 
     fused_attention_stablehlo.check_cudnn_version = lambda: _CUDNN
     fused_attention_stablehlo.check_compute_capability = lambda capability: True
-    layers.on_tensor_cores = attention.on_tensor_cores = lambda dtype: dtype == "bfloat16"
+    layers.on_tensor_cores = gpu.on_tensor_cores = lambda dtype: dtype == "bfloat16"
     config = dataclasses.replace(MODELS[arguments.model], num_layers=arguments.num_layers)
     recipe = Recipe(
         image_size=(224, 224), batch_size=arguments.batch, learning_rate=1e-4, steps=1, weight_decay=0.1, clip_norm=None

@@ -6,7 +6,6 @@ Weights have the names and initial values of vit_jax `models_vit.py` (flax 0.x d
 
 import contextlib
 import contextvars
-import functools
 from collections.abc import Callable, Iterator
 
 import keras
@@ -16,11 +15,11 @@ from keras import ops
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import zeros
 from keras_vit.models.config import ResNetConfig
+from keras_vit.models.gpu import gelu_of_kept_input, on_tensor_cores
 
 PACKAGE = "keras_vit"
 # Passed to every layer, because the user's Keras may be configured with channels first.
 CHANNELS_LAST = "channels_last"
-_AMPERE = 8.0  # compute capability
 _no_init_weights = contextvars.ContextVar("weights_will_be_loaded", default=False)
 
 
@@ -180,17 +179,6 @@ def group_norm(x, config: ResNetConfig, name: str, scale: str = "ones"):
     )(x)
 
 
-def on_tensor_cores(dtype: str) -> bool:
-    """Whether JAX computes in this dtype, bfloat16 or float16, on an NVIDIA GPU since Ampere."""
-    if dtype not in ("bfloat16", "float16"):
-        return False
-    import jax
-
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", "")  # of AMD's, "gfx942"
-    return device.platform == "gpu" and capability[:1].isdigit() and float(capability) >= _AMPERE
-
-
 def gelu_tanh(x):
     """GELU in the tanh form of the original code."""
     return _gelu(x, approximate=True)
@@ -205,29 +193,6 @@ def _gelu(x, *, approximate: bool):
     if keras.backend.backend() == "jax" and on_tensor_cores(keras.backend.standardize_dtype(x.dtype)):
         return gelu_of_kept_input(approximate)(x)
     return ops.gelu(x, approximate=approximate)
-
-
-@functools.cache
-def gelu_of_kept_input(approximate: bool):
-    """Return GELU on JAX, which keeps its input alone for the gradient: x -> y.
-
-    XLA would keep a second array of the hidden width. Without it, cuBLAS adds the bias and computes the tanh form in
-    the epilogue of the product before the GELU.
-    """
-    import jax
-
-    gelu = functools.partial(jax.nn.gelu, approximate=approximate)
-
-    @jax.custom_vjp
-    def keeping_input(x):
-        return gelu(x)
-
-    def backward(x, gradient):
-        # Behind the barrier, XLA does not find out that the forward pass has computed the same.
-        return jax.vjp(gelu, jax.lax.optimization_barrier(x))[1](gradient)
-
-    keeping_input.defvjp(lambda x: (gelu(x), x), backward)
-    return keeping_input
 
 
 def gelu_quick(x):

@@ -3,8 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_vit.models.attention import fused_attention, runs_on_cudnn
-from keras_vit.models.layers import gelu_of_kept_input
+from keras_vit.models.gpu import fused_attention, gelu_of_kept_input, runs_on_cudnn
 
 
 def by_definition(query, key, value):
