@@ -173,6 +173,7 @@ def test_exports_agree_when_all_classes_of_an_image_do():
     assert parity.agreement(expected, logits, multi_label=False) == 1.0
 
 
+@pytest.mark.slow
 def test_an_image_that_is_right_in_part_counts_in_part():
     recipe = dataclasses.replace(find_recipe("digits"), loss="multi-label", batch_size=2)
     model = recipe.build(3)

@@ -101,8 +101,8 @@ def test_a_class_that_became_frequent_is_named():
 
 def test_a_summary_is_read_as_it_was_written_and_small(tmp_path):
     rng = np.random.default_rng(3)
-    values = rng.normal(size=(1200, 150)).astype(np.float32)
-    summary = summarize(values, np.full((1200, 4), 0.25), np.zeros(1200, np.int64), 7)
+    values = rng.normal(size=(1100, 80)).astype(np.float32)
+    summary = summarize(values, np.full((1100, 4), 0.25), np.zeros(1100, np.int64), 7)
     summary.save(tmp_path / MONITOR)
     assert (tmp_path / MONITOR).stat().st_size < 200_000
     read = read_summary(tmp_path / MONITOR)

@@ -95,7 +95,7 @@ def test_another_model_and_other_paths_are_one_sentence(tmp_path):
 def test_without_faiss_an_approximate_search_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match="pip install faiss-cpu"):
-        similar.main(["--index", "features", "data/ant/03.png", "--approximate"])
+        NeighborGraph(open_index("features"))
 
 
 def random_index(folder: pathlib.Path, count: int) -> FeatureIndex:

@@ -26,7 +26,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli import commands
 from keras_vit.files.keras_model import load_model
 from keras_vit.run import Run
-from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
+from tests.support import FIXTURES, GOLDEN, TINY_STEM, others_slow, randomize, serving
 from training import evaluate, finetune, knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
 from training.features import attentive, extraction, linear_models, nearest_neighbors
@@ -366,18 +366,10 @@ def test_a_resnet_has_no_tokens_to_probe():
 
 
 @pytest.mark.parametrize(
-    ("kind", "classes"),
-    [
-        ("pre_logits", 2),
-        ("token", 10),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in itertools.product(["pre_logits", "token", "mean", "both"], [2, 10])
-            if case not in {("pre_logits", 2), ("token", 10)}
-        ),
-    ],
+    "case", others_slow(itertools.product(["pre_logits", "token", "mean", "both"], [2, 10]), ("token", 2))
 )
-def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp_path):
+def test_a_probe_with_a_workdir_is_a_run_with_its_logits(case, run, tmp_path):
+    kind, classes = case
     data = digits()
     rows = np.array([i for i in range(150) if data.train.labels[i] < classes])
     images, labels = zip(*(data.train.example(tf.constant(i)) for i in rows), strict=True)

@@ -88,6 +88,7 @@ def test_more_segments_than_queries_are_refused(backbone, tmp_path):
         fit(backbone, data, tmp_path / "run", *SMALL, *QUERIES[2:], "--task", "instance", "--num-queries", "2")
 
 
+@pytest.mark.slow
 def test_a_dry_run_trains_nothing(backbone, tmp_path, capsys):
     data = shapes.write_folder(tmp_path / "d", 11)
     fit(backbone, data, tmp_path / "run", *SMALL, *QUERIES, "--dry-run")

@@ -13,7 +13,6 @@ from keras_vit import DetectionConfig, preprocessing_of, with_classes
 from keras_vit.checkpoints.load import fill_from
 from keras_vit.files.keras_model import MODEL
 from keras_vit.models.blueprint import Blueprint
-from keras_vit.models.config import TaskConfig
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
@@ -100,15 +99,15 @@ def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOp
     """
     recipe, (model, config, task) = options.recipe, encoder_of(backbone)
     preprocessing = recipe.preprocessing(preprocessing_of(model).channels, preprocessing_of(model))
-    is_new = not isinstance(task, DetectionConfig)
-    if is_new:
-        started: TaskConfig = DetectionConfig(config.hidden_size)
+    known = task if isinstance(task, DetectionConfig) else None
+    if known is None:
+        started = DetectionConfig(config.hidden_size)
         embeddings = np.random.default_rng(options.seed).normal(size=(len(labels), config.hidden_size))
     else:
-        started, embeddings = task, class_embeddings(backbone.checkpoint, classes_of_labels(labels, options.templates))
+        started, embeddings = known, class_embeddings(backbone.checkpoint, classes_of_labels(labels, options.templates))
     detector = Blueprint(config, preprocessing, task=started).build()
     fill_from(detector, model)
-    if is_new:
+    if known is None:
         head = detector.get_layer("class_head")
         for kernel in (head.scale_kernel, head.shift_kernel):
             kernel.assign(np.zeros(kernel.shape))

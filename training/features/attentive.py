@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 import keras_vit
-from keras_vit import UserError
+from keras_vit import UserError, ViTConfig
 from training.data.dataset import DataSet, Split
 from training.evaluation.predictors import outputs
 from training.features.extraction import feature_model
@@ -74,7 +74,8 @@ def attentive_accuracy(model: keras.Model, source: DataSet, options: LinearProbe
     Raises UserError for a model without tokens of patches, and for more images than memory holds.
     """
     assert options.attentive is not None
-    backbone = feature_model(model, "patches")
+    backbone, config = feature_model(model, "patches"), keras_vit.config_of(model)
+    assert isinstance(config, ViTConfig)  # else it has no patches
     splits = splits_of(source).values()
     count = sum(split.num_examples for split in splits)
     if (size := 4 * count * math.prod(backbone.output_shape[1:])) > _MOST:
@@ -89,6 +90,6 @@ def attentive_accuracy(model: keras.Model, source: DataSet, options: LinearProbe
         return outputs(compute, split, options.batch_size, preprocessing=preprocessing, num_classes=num_classes)
 
     (train, labels), (evaluation, expected) = (computed(split) for split in splits)
-    probe = fit_attentive(train, labels, num_classes, keras_vit.config_of(model).num_heads, options.attentive)
+    probe = fit_attentive(train, labels, num_classes, config.num_heads, options.attentive)
     logits = probe.predict(evaluation, batch_size=options.batch_size, verbose=0)
     return float(np.mean(np.argmax(logits, axis=-1) == expected))
