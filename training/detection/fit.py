@@ -129,4 +129,4 @@ def _print_time(network: keras.Model, recipe: DetectRecipe, num_images: int) -> 
     network.predict_on_batch(images)
     minutes = _STEP_OF_FORWARD * (time.perf_counter() - begin) * steps / 60
     shown = f"{max(minutes, 1):.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-    print(f"About {shown} on this machine for {steps:,} steps of {batch_size} images, without the evaluations.")
+    print(f"{steps:,} steps of {batch_size} images take about {shown} on this machine, without the evaluations.")

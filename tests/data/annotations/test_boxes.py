@@ -150,7 +150,7 @@ def test_one_image_and_one_class_in_all_spellings(tmp_path, capsys):
     data = open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes.csv'}"))
     assert data.labels == ("caf\u00e9", "on")
     assert [len(photo.boxes) for photo in sorted(data.all, key=lambda photo: photo.file.name)] == [1, 1]
-    assert "1 rows repeat another one" in capsys.readouterr().out
+    assert "Repeated rows count once: 1" in capsys.readouterr().out
 
 
 def test_names_of_yaml_stay_words_and_the_labels_of_voc_match_in_any_form(tmp_path):
