@@ -197,7 +197,7 @@ def test_what_are_no_records_of_images_is_refused(tmp_path):
     opened("has the label 7; correct")
     write(tmp_path / "eval.tfrecord", [(GOOD, 1)])
     (tmp_path / "labels.txt").unlink()
-    opened("need .*labels.txt, with a class in each line, but it is not there")
+    opened("There is no file .*labels.txt.; write one with a class in each line")
     write(tmp_path / "train-00001-of-00003.tfrecord", [(GOOD, 0)])
     opened("names of the TFRecord files speak of 3 shards, but 2 are there, train-00001-of-00003.tfrecord first")
 
@@ -209,7 +209,7 @@ def test_a_number_of_files_that_cannot_be_is_refused(folder, tmp_path):
 
 
 def test_records_that_are_there_are_not_overwritten(folder, shards):
-    with pytest.raises(UserError, match=re.escape(f"{shards} holds TFRecord files already; give another --output")):
+    with pytest.raises(UserError, match=f"{shards} should be new or empty, but holds eval-00000"):
         sharded(folder, shards)
 
 
@@ -241,7 +241,7 @@ def test_a_flipped_bit_is_found_by_the_checksum_of_its_record(tmp_path, capsys):
 
 def test_a_flipped_bit_in_a_length_is_found_when_the_file_is_opened(records, tmp_path):
     flip(tmp_path / "train.tfrecord", 0)
-    with pytest.raises(UserError, match="at byte 0 the length of a record does not fit"):
+    with pytest.raises(UserError, match="at byte 0 the length of a record has another checksum"):
         open_source(DataOptions(records))
 
 

@@ -245,7 +245,7 @@ def test_neither_a_file_nor_the_report_of_another_run_is_overwritten(run, tmp_pa
             ["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / "file" / "report")]
         )
     Run.at(tmp_path / "other").start({"command": "other"}, NAMES)
-    with pytest.raises(UserError, match="other is the directory of another run, not of"):
+    with pytest.raises(UserError, match="other is the directory of a run; give --output"):
         evaluate_command.main(["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / "other")])
 
 

@@ -121,7 +121,7 @@ def test_a_greedy_soup_is_not_chosen_on_images_that_its_runs_may_know(runs, tmp_
         PIL.Image.effect_noise((8, 8), 50.0).save(file)
     for run in runs:
         trained_on(run, f"folder:{tmp_path}/pictures", (9, 11), 5)
-    with pytest.raises(UserError, match="was trained when .* had 20 images, and now|had other images"):
+    with pytest.raises(UserError, match="was trained when .* had other images"):
         soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
     assert not (tmp_path / "soup").exists()
 

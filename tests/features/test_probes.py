@@ -330,7 +330,7 @@ def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
     (run.path / "config.json").write_text(json.dumps(config))
     data = dataclasses.replace(digits(), held_out=True)
     opened = _opened(FeatureOptions, run.path, tmp_path, data, source=DataOptions("folder:pictures"))
-    with pytest.raises(UserError, match="when folder:pictures had 10 images, and now 1,797"):
+    with pytest.raises(UserError, match="when folder:pictures had 10 images, instead of 1,797"):
         probes.open_features(*opened)
 
 
