@@ -164,7 +164,7 @@ def print_summary(plan: Plan, network: keras.Model) -> None:
     recipe, data, labels = plan.recipe, plan.data, plan.data.labels
     print(
         f"{plan.settings['recipe_name']}: {network.count_params():,} parameters, {data.train.num_examples:,} training "
-        f"images of {len(labels)} classes, {data.evaluation.num_examples:,} evaluation images, "
+        f"images of {len(labels)} class{'es' * (len(labels) > 1)}, {data.evaluation.num_examples:,} evaluation images, "
         f"{plan.num_steps:,} steps of {recipe.batch_size}."
     )
     shown, more = ", ".join(label[:60] for label in labels[:_SHOWN_CLASSES]), len(labels) - _SHOWN_CLASSES
