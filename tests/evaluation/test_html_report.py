@@ -172,6 +172,8 @@ def test_a_run_is_evaluated_on_its_own_data(place, tmp_path, capsys):
 def test_without_data_what_knows_none_and_data_that_are_gone_are_refused(place, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="There is no file or folder .*gone"):
         command.main(["--run", str(tmp_path / "gone")])
+    with pytest.raises(UserError, match="predictions.csv.; --compare accepts the directory of an earlier report"):
+        command.main(["--run", str(place / "run"), "--output", str(tmp_path), "--compare", str(tmp_path)])
     with pytest.raises(UserError, match="model.keras does not say what it was trained on; give --data"):
         (tmp_path / "alone").mkdir()
         (tmp_path / "alone" / "model.keras").write_bytes((place / "run" / "model.keras").read_bytes())
@@ -182,11 +184,6 @@ def test_without_data_what_knows_none_and_data_that_are_gone_are_refused(place, 
             command.main(["--run", str(place / "run")])
     finally:
         (place / "moved").rename(place / "data")
-
-
-def test_a_directory_without_an_earlier_report_is_refused(place, tmp_path):
-    with pytest.raises(UserError, match="predictions.csv.; --compare accepts the directory of an earlier report"):
-        command.main(["--run", str(place / "run"), "--output", str(tmp_path), "--compare", str(tmp_path)])
 
 
 @pytest.mark.slow

@@ -52,14 +52,29 @@ def _runs(saved, tmp_path) -> list[str]:
     return [str(shutil.copytree(run, tmp_path / run.name)) for run in sorted(saved.iterdir())]
 
 
-def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
+def trained_on(run: str, data: str, images: tuple[int, int], fingerprint: int | None = None, **seed) -> None:
+    """Let the config.json of a run say that it was trained on these images."""
+    file = Run.at(to_path(run)).path / "config.json"
+    config = json.loads(file.read_text())
+    counts = dict(zip(("train", "evaluation"), images, strict=True))
+    config["settings"] |= {"source": {"data": data, **seed}, "images": counts}
+    file.write_text(json.dumps(config | ({"images_fingerprint": fingerprint} if fingerprint else {})))
+
+
+def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights_and_the_images_of_its_runs(runs, tmp_path):
+    for run in runs:
+        trained_on(run, f"folder:{tmp_path}/pictures", (9, 1), 5, split_seed=2)
     soup.main([*runs, "--output", str(tmp_path / "soup")])
     model, labels = keras_vit.load(tmp_path / "soup")
     assert labels == DIGITS
     every = [load_model(run).get_weights() for run in runs]
     for mean, *weights in zip(model.get_weights(), *every, strict=True):
         np.testing.assert_allclose(mean, np.mean(weights, axis=0), rtol=1e-5, atol=1e-6)
-    assert json.loads((tmp_path / "soup" / "config.json").read_text())["settings"]["runs"] == runs
+    config = json.loads((tmp_path / "soup" / "config.json").read_text())
+    assert (config["settings"]["runs"], config["images_fingerprint"]) == (runs, 5)
+    assert config["settings"]["images"] == {"train": 9, "evaluation": 1}
+    with pytest.raises(UserError, match="trained on another split of folder:.*give --split-seed 2"):
+        check_split(Run.open(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
     before = (tmp_path / "soup" / "model.keras").read_bytes()
     soup.main([*runs, "--output", str(tmp_path / "soup")])
     assert (tmp_path / "soup" / "model.keras").read_bytes() == before
@@ -99,27 +114,6 @@ def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
         with pytest.raises(UserError, match=words):
             soup.main([runs[0], *others, "--output", str(tmp_path / "soup")])
     assert not (tmp_path / "soup").exists()
-
-
-def trained_on(run: str, data: str, images: tuple[int, int], fingerprint: int | None = None, **seed) -> None:
-    """Let the config.json of a run say that it was trained on these images."""
-    file = Run.at(to_path(run)).path / "config.json"
-    config = json.loads(file.read_text())
-    counts = dict(zip(("train", "evaluation"), images, strict=True))
-    config["settings"] |= {"source": {"data": data, **seed}, "images": counts}
-    file.write_text(json.dumps(config | ({"images_fingerprint": fingerprint} if fingerprint else {})))
-
-
-@pytest.mark.slow
-def test_a_soup_says_on_which_images_its_runs_were_trained(runs, tmp_path):
-    for run in runs:
-        trained_on(run, f"folder:{tmp_path}/pictures", (9, 1), 5, split_seed=2)
-    soup.main([*runs, "--output", str(tmp_path / "soup")])
-    config = json.loads((tmp_path / "soup" / "config.json").read_text())
-    assert config["images_fingerprint"] == 5
-    assert config["settings"]["images"] == {"train": 9, "evaluation": 1}
-    with pytest.raises(UserError, match="trained on another split of folder:.*give --split-seed 2"):
-        check_split(Run.open(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
 
 
 def test_a_greedy_soup_is_not_chosen_on_images_that_its_runs_may_know(runs, tmp_path):

@@ -88,15 +88,6 @@ def _clusters() -> tuple[Features, Features]:
     return tuple(sets)
 
 
-def test_more_shots_are_better_and_seeds_differ(clusters):
-    rows = few_shot(*clusters, 3, shots=(1, 25), seeds=3)
-    assert [row["shots"] for row in rows] == [1, 25]
-    assert rows[0]["mean"] < rows[1]["mean"]
-    assert len(set(rows[0]["accuracies"])) > 1
-    assert rows[0]["mean"] == pytest.approx(np.mean(rows[0]["accuracies"]))
-    assert rows[0]["l2"] == 1024.0
-
-
 def test_a_swept_strength_is_chosen_without_the_evaluation_images(clusters):
     train, evaluation = clusters
     chosen = few_shot(train, evaluation, 3, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]
@@ -229,6 +220,8 @@ def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataS
 
 def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, compute_no_more, capsys):
     rows = linear_models.fewshot(*_opened(FewshotOptions, run.path, tmp_path, shots=(1, 5)))
+    assert rows[0]["mean"] == pytest.approx(np.mean(rows[0]["accuracies"])) < rows[1]["mean"]
+    assert len(set(rows[0]["accuracies"])) > 1
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
     assert f"| {rows[1]['mean']:.1%} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2

@@ -12,12 +12,11 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
-from keras_vit import SegmentationConfig, UserError
+from keras_vit import Preprocessing, SegmentationConfig, UserError
 from keras_vit.checkpoints.save import convert
 from keras_vit.files.safetensors import read_json
 from keras_vit.models.losses import match_masks, matched_masks, segmentation_losses, uncertain_points
-from keras_vit.models.segmentation import block_predictions
-from tests.segmentation.reference import instance_segments, panoptic_segments, semantic_scores
+from keras_vit.models.segmentation import block_predictions, segment_outputs
 from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights, changed_folder
 
 TASKS = FIXTURES / "tasks"
@@ -304,32 +303,44 @@ SEGMENTS = dict(np.load(TASKS / "eomt_segments.npz"))
 SIZES = [tuple(size) for size in SEGMENTS["target_sizes"].tolist()]
 
 
-def _logits(image: int) -> tuple[np.ndarray, np.ndarray]:
-    return SEGMENTS["class_queries_logits"][image], SEGMENTS["masks_queries_logits"][image].transpose(1, 2, 0)
+def _segments(image: int, task: SegmentationConfig, resize: str = "pad", **options) -> dict[str, np.ndarray]:
+    """What becomes of the recorded outputs for an image."""
+    outputs = {"class_logits": SEGMENTS["class_queries_logits"], "mask_logits": SEGMENTS["masks_queries_logits"]}
+    outputs["mask_logits"] = outputs["mask_logits"].transpose(0, 2, 3, 1)
+    outputs = {name: array[image : image + 1] for name, array in outputs.items()}
+    preprocessing = Preprocessing((64, 64), resize=resize, padding="after")
+    found = segment_outputs(outputs, task, preprocessing, SIZES[image], **options)
+    return {name: np.asarray(array)[0] for name, array in found.items()}
 
 
 @pytest.mark.parametrize("image", [0, 1])
 def test_semantic_maps_are_those_of_transformers(image):
-    scores = semantic_scores(*_logits(image), (64, 64), SIZES[image])
-    np.testing.assert_allclose(scores.transpose(2, 0, 1), SEGMENTS[f"semantic_scores_{image}"], atol=1e-5, rtol=1e-4)
-    np.testing.assert_array_equal(scores.argmax(axis=-1), SEGMENTS[f"semantic_{image}"])
+    found = _segments(image, SegmentationConfig(4), "stretch")["label_map"]
+    np.testing.assert_array_equal(found, SEGMENTS[f"semantic_{image}"])
 
 
 @pytest.mark.parametrize("kind", ["instance", "panoptic", "stuff"])
 @pytest.mark.parametrize("image", [0, 1])
-def test_segments_are_those_of_transformers(image, kind):
+def test_segments_are_those_of_transformers(image, kind, monkeypatch):
+    expected, rows = SEGMENTS[f"{kind}_{image}"], SEGMENTS[f"{kind}_segments_{image}"]
+    numbers = np.full(expected.shape, -1)
     if kind == "instance":
-        found, segments = instance_segments(*_logits(image), (64, 64), SIZES[image], threshold=0.3)
+        found = _segments(image, SegmentationConfig(4, task="instance"))
+        queries = [q for q, score in enumerate(found["scores"]) if score >= 0.3 and found["masks"][q].any()]
+        for number, query in enumerate(queries):  # later ones hide earlier ones
+            numbers[found["masks"][query]] = number
     else:
-        options = {"threshold": 0.4, "least_visible": 0.3, "stuff": [0, 1, 2] if kind == "stuff" else ()}
-        found, segments = panoptic_segments(*_logits(image), (64, 64), SIZES[image], **options)
-    np.testing.assert_array_equal(found, SEGMENTS[f"{kind}_{image}"])
-    expected = SEGMENTS[f"{kind}_segments_{image}"]
-    assert [(s.id, s.label) for s in segments] == [(int(row[0]), int(row[1])) for row in expected]
-    np.testing.assert_allclose([s.score for s in segments], expected[:, 2], atol=2e-6)
+        monkeypatch.setattr("keras_vit.models.segmentation.LEAST_VISIBLE", 0.3)
+        task = SegmentationConfig(4, task="panoptic", stuff=(0, 1, 2) if kind == "stuff" else ())
+        found = _segments(image, task, threshold=0.4)
+        queries = [q for q in np.unique(found["segment_map"]) if q >= 0]
+        for number, query in enumerate(queries):
+            numbers[found["segment_map"] == query] = number
+    np.testing.assert_array_equal(numbers, expected)
+    np.testing.assert_array_equal(found["classes"][queries], rows[:, 1])
+    np.testing.assert_allclose(found["scores"][queries], rows[:, 2], atol=2e-6)
 
 
 def test_an_image_without_segments_is_empty():
-    found, segments = panoptic_segments(*_logits(0), (64, 64), SIZES[0], threshold=1.0)
-    assert not segments
-    assert (found == -1).all()
+    found = _segments(0, SegmentationConfig(4, task="panoptic"), threshold=1.0)
+    assert (found["segment_map"] == -1).all()

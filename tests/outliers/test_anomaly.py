@@ -86,14 +86,6 @@ def test_the_score_of_an_image_is_that_of_the_paper():
         assert score == pytest.approx(weight * distances[worst, match], rel=1e-4)
 
 
-def test_a_coreset_covers_all_vectors():
-    """Points of 10 far clusters: ten centers are one of each."""
-    rng = np.random.default_rng(0)
-    clusters = np.repeat(np.arange(10), 20)
-    vectors = 100.0 * rng.normal(size=(10, 6))[clusters] + rng.normal(size=(200, 6))
-    assert sorted(clusters[k_center(vectors, 10, 0)]) == list(range(10))
-
-
 def test_the_coreset_and_the_distances_are_those_of_the_paper():
     """Algorithm 1 with all distances, and equation 6, by scikit-learn."""
     rng = np.random.default_rng(3)
