@@ -112,12 +112,9 @@ def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] |
 
 
 def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, float] | None) -> Detector:
-    """Return a detector of what an example shows.
+    """Return a detector of what an example shows in a box, or on the whole image.
 
-    Args:
-        run: OWL-ViT, OWLv2, or any other detector.
-        file: image of the example.
-        box: left, top, width and height in pixels of the upright image; None for the whole image.
+    box: left, top, width and height in pixels of the upright image.
     """
     model = _detector_model(run)
     preprocessing = dataclasses.replace(preprocessing_of(model), exif_orientation=True)

@@ -115,13 +115,9 @@ class Drift:
 
 
 def compare(summary: Summary, values: np.ndarray, probabilities: np.ndarray, false_alarms: float = 0.01) -> Drift:
-    """Compare new images with a summary.
+    """Compare features (m, D) and probabilities (m, K) of new images with a summary of the same model.
 
-    Args:
-        summary: of images of the same model.
-        values: features of the new images (m, D).
-        probabilities: of their classes (m, K).
-        false_alarms: probability of an alarm for images of the same kind.
+    false_alarms: probability of an alarm for images of the same kind.
     """
     entropy, predicted = _entropy(probabilities), probabilities.argmax(axis=1)
     projected, rng = summary.project(values), np.random.default_rng(0)

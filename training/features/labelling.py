@@ -51,14 +51,9 @@ class Choice:
 
 
 def choose(labelled: Features, unlabelled: np.ndarray, count: int, least_copy: float = 0.95, seed: int = 0) -> Choice:
-    """Return which images to label next.
+    """Return which of the images with features (n, D) to label next; fewer where the others are near copies.
 
-    Args:
-        labelled: features of the labeled images, perhaps of none.
-        unlabelled: features (n, D).
-        count: images to choose; fewer if there are not so many that are no near copies.
-        least_copy: cosine, after the mean is subtracted, from which on images are near copies.
-        seed: of the clusters.
+    Images, some of which may be labeled, are near copies from the cosine least_copy on, after the mean is subtracted.
     """
     labels, every = labelled.labels, np.concatenate([labelled.values, unlabelled])
     units = unit_length(every - every.mean(axis=0))

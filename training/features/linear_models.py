@@ -286,15 +286,10 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
 
 
 def note_split(run: Run | None, source: DataSet, backbone: Run, features: Features | None = None) -> None:
-    """Print what the groups of the data change, and write it for the report.
+    """Print what the groups of the data change, and write it into the run, if there is one, for its report.
 
-    Nothing where each image is alone, where the model has no features, and where there are too few images.
-
-    Args:
-        run: to write into; None to print it.
-        source: the data.
-        backbone: the model whose frozen features are measured.
-        features: of the training and then the evaluation images. Default: those of some images are computed.
+    Nothing where each image is alone, where the model has no features, and where there are too few images. The frozen
+    features of the backbone are given, of the training and then the evaluation images, or computed for some images.
     """
     if source.groups is None or source.multi_label:
         return

@@ -195,12 +195,8 @@ def panoptic_counts(truth: Segments, answer: tuple[np.ndarray, np.ndarray], num_
     """Return for each class (K, 4): sum of IoUs, true positives, false positives, false negatives.
 
     As `pq_compute_single_core` of panopticapi counts them: the area of a true segment is that of the file, a crowd is
-    neither matched nor missed, and a false segment counts unless most of it is void or the crowd of its class.
-
-    Args:
-        truth: pixels of no segment, and those marked as ignored, are void.
-        answer: classes (n,) and map (h, w) of the found segments.
-        num_classes: K.
+    neither matched nor missed, and a false segment counts unless most of it is void or the crowd of its class. Pixels
+    of no segment, and those marked as ignored, are void. The answer has classes (n,) and a map (h, w).
     """
     counts = np.zeros((num_classes, 4))
     (labels, got), wanted, areas = answer, truth.map, truth.areas
