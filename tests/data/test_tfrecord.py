@@ -239,8 +239,12 @@ def test_a_flipped_bit_is_found_by_the_checksum_of_its_record(tmp_path, capsys):
     assert "1 of 3 images cannot be decoded: record 1 of train.tfrecord (The record" in capsys.readouterr().out
 
 
-def test_a_flipped_bit_in_a_length_is_found_when_the_file_is_opened(records, tmp_path):
-    flip(tmp_path / "train.tfrecord", 0)
+def test_a_flipped_bit_in_a_length_and_a_truncated_file_are_found_when_they_are_opened(records, tmp_path):
+    path = tmp_path / "train.tfrecord"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(UserError, match=r"at byte \d+ a record is longer than the file"):
+        open_source(DataOptions(records))
+    flip(path, 0)
     with pytest.raises(UserError, match="at byte 0 the length of a record has another checksum"):
         open_source(DataOptions(records))
 
