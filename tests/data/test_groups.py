@@ -244,11 +244,6 @@ def test_tar_files_have_each_scene_on_one_side(rule, folder, monkeypatch):
     assert DataOptions.of_settings({"data": data}).group == "none"
 
 
-def test_records_are_grouped_where_they_are_written():
-    with pytest.raises(UserError, match="--group applies only to .* and to keras-vit shard of these"):
-        open_source(DataOptions("tfrecord:train-*", group="folder"))
-
-
 def write_boxes(folder: pathlib.Path, kind: str, field: str) -> str:
     """A file of one box in each image of the folder; with `field`, of the group, which is the number of the shot."""
     files = [file.relative_to(folder) for file in sorted(folder.rglob("*.png"))]

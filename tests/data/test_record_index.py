@@ -161,7 +161,12 @@ def test_workers_with_another_index_have_another_fingerprint(files, tmp_path):
     assert fingerprint(copies) != fingerprint(files)
 
 
-def test_the_split_of_a_source_has_the_fingerprint_of_its_records(digits):
+def test_the_split_of_a_source_has_the_images_and_the_fingerprint_of_its_records(digits):
+    expected = open_source(DataOptions("digits"))
+    assert (digits.labels, digits.train.num_examples) == (expected.labels, expected.train.num_examples)
+    first = tf.constant(0, tf.int64)
+    for found, same in zip(digits.train.example(first), expected.train.example(first), strict=True):
+        np.testing.assert_array_equal(found, same)
     assert digits.train.fingerprint != digits.evaluation.fingerprint != 0
     assert digits.train.take(np.array([0, 1])).fingerprint != digits.train.take(np.array([1, 0])).fingerprint
 

@@ -57,6 +57,7 @@ def test_digits_are_all_there_once():
         ("folder:x", {"train_split": "train[:9]"}, "--train-split applies only to --data tfds"),
         ("folder:x", {"eval_split": "test"}, "--eval-split applies only to --data tfds"),
         ("tfds:mnist", {"on_bad_image": "skip"}, "--on-bad-image applies only to --data folder"),
+        ("tfrecord:train-*", {"group": "folder"}, "--group applies only to .* and to keras-vit shard of these"),
         *((f"tfds:{name}", {}, "no data set of TensorFlow Datasets named") for name in ("../x", "a:b:c", "a b")),
         ("tfds:mnist:x", {"data_dir": "."}, "no configuration of mnist named 'x'"),
         ("tfds:cifar10_corrupted:fog_9", {"data_dir": "."}, "named 'fog_9'; the nearest names are fog_"),
@@ -625,13 +626,10 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
     np.testing.assert_array_equal(picked.digests, others.digests[[1, 0]])
 
 
-@pytest.mark.parametrize("kind", ["folder", "csv"])
-def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_path, capsys):
-    lines = []
-    for split, name, index in itertools.product(("train", "test"), ("ant", "bee"), (0, 1)):
-        lines.append(f"{split}/{name}/{index}.png,{name},{split}")
-        write_image(tmp_path / split / name / f"{index}.png", len(lines))
-    data = f"folder:{tmp_path}" if kind == "folder" else csv_file(tmp_path, "path,label,split", *lines).data
+def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(tmp_path, capsys):
+    for number, (split, name, index) in enumerate(itertools.product(("train", "test"), ("ant", "bee"), (0, 1))):
+        write_image(tmp_path / split / name / f"{index}.png", number)
+    data = f"folder:{tmp_path}"
     before = open_source(DataOptions(data)).fingerprint
     assert "remove the copies" not in capsys.readouterr().out
     shutil.copy(tmp_path / "train" / "ant" / "0.png", tmp_path / "train" / "bee" / "1.png")
@@ -657,8 +655,8 @@ def test_two_images_that_changed_places_are_other_images(tmp_path):
 
 def test_images_and_folders_that_are_not_used_are_named(tmp_path, capsys):
     for name in ("train/a/1", "train/b/1", "test/a/1", "test/b/1", "val/a/1", "c/1"):
-        _save(tmp_path / f"{name}.png")
-    _save(tmp_path / "train" / "beside.PNG")
+        write_image(tmp_path / f"{name}.png", 9)
+    write_image(tmp_path / "train" / "beside.PNG", 9)
     open_source(DataOptions(f"folder:{tmp_path}"))
     printed = capsys.readouterr().out
     assert f"Not used, beside train and test of {tmp_path}: c, val." in printed
@@ -672,7 +670,7 @@ def test_images_and_folders_that_are_not_used_are_named(tmp_path, capsys):
 def test_classes_that_differ_in_case_or_spaces_alone_are_named(names, words, tmp_path, capsys):
     for name in names.split():
         for number in range(2):
-            _save(tmp_path / name.replace("_", " ") / f"{number}.png")
+            write_image(tmp_path / name.replace("_", " ") / f"{number}.png", 9)
     open_source(DataOptions(f"folder:{tmp_path}"))
     assert re.search(f"Warning: {words}", capsys.readouterr().out)
 
@@ -680,20 +678,15 @@ def test_classes_that_differ_in_case_or_spaces_alone_are_named(names, words, tmp
 def test_a_folder_whose_name_is_stored_decomposed_is_the_class_that_a_csv_file_names(tmp_path):
     decomposed, composed = "cafe\N{COMBINING ACUTE ACCENT}", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"
     for name in (f"{decomposed}/1", f"{decomposed}/2", "cafz/1", "cafz/2"):
-        _save(tmp_path / f"{name}.png")
+        write_image(tmp_path / f"{name}.png", 9)
     source = open_source(DataOptions(f"folder:{tmp_path}"))
     assert source.labels == ("cafz", composed)
     check_classes((decomposed, "cafz"), (composed, "cafz"))
     for name in ("3", "4"):
-        _save(tmp_path / composed / f"{name}.png")
+        write_image(tmp_path / composed / f"{name}.png", 9)
     joined = open_source(DataOptions(f"folder:{tmp_path}"))
     assert joined.labels == ("cafz", composed)
     assert joined.train.num_examples == 4
-
-
-def _save(path: pathlib.Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    PIL.Image.effect_noise((6, 5), 50.0).save(path)
 
 
 def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_path, monkeypatch):

@@ -13,9 +13,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from training.data import tar_index
 from training.data.dataset import bad_examples_reported
-from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import DataOptions, DataSet, open_source
-from training.recipes.pretrain import find_recipe
 
 Member = tuple[str, bytes]
 
@@ -46,40 +44,6 @@ def opened(path: pathlib.Path, pattern: str = "*.tar", **options) -> DataSet:
 def contents(split) -> list[tuple[bytes, int]]:
     data = tf.data.Dataset.range(split.num_examples).map(split.read, num_parallel_calls=4)
     return [(image, int(label)) for image, label in data.as_numpy_iterator()]
-
-
-@pytest.fixture(name="digits", scope="module")
-def _digits(tmp_path_factory) -> pathlib.Path:
-    """scikit-learn's digits as tar files and, in the same order, as pixels."""
-    path, source = tmp_path_factory.mktemp("tars"), open_source(DataOptions("digits"))
-    for name, split in (("train", source.train), ("val", source.evaluation)):
-        images = [split.read(tf.constant(index)) for index in range(120)]
-        members: list[Member] = []
-        for n, (image, label) in enumerate(images):
-            members += [(f"{n}.png", tf.io.encode_png(image).numpy()), (f"{n}.cls", b"%d" % int(label))]
-        write(path / f"digits-{name}-000000.tar", members[:100])
-        write(path / f"digits-{name}-000001.tar", members[100:])
-    return path
-
-
-@pytest.mark.slow
-def test_batches_are_those_of_the_same_images_in_memory(digits):
-    tars, pixels = opened(digits), open_source(DataOptions("digits"))
-    recipe = find_recipe("digits")
-    preprocessing, first = recipe.preprocessing(1), np.arange(120)
-    steps = {"seed": 3, "first_step": 7, "num_steps": 2}
-    trained = [
-        list(training_batches(split, recipe, preprocessing, num_classes=10, **steps))
-        for split in (tars.train, pixels.train.take(first))
-    ]
-    evaluated = [
-        list(evaluation_batches(split, preprocessing, num_classes=10, batch_size=50))
-        for split in (tars.evaluation, pixels.evaluation.take(first))
-    ]
-    tf.nest.map_structure(np.testing.assert_array_equal, *trained)
-    tf.nest.map_structure(np.testing.assert_array_equal, *evaluated)
-    assert tars.labels == pixels.labels
-    np.testing.assert_array_equal(tars.train.labels, pixels.train.labels[:120])
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -128,18 +92,12 @@ def test_splits_are_of_the_names_of_files_or_of_folders_and_else_a_tenth_is_kept
     assert "Every tenth image of each class is kept for evaluation: 6 of 50 images" in capsys.readouterr().out
 
 
-def test_headers_are_read_once_and_again_where_a_file_has_changed(digits, tmp_path, monkeypatch, capsys):
+def test_headers_are_read_once_and_again_where_a_file_has_changed(tmp_path, monkeypatch, capsys):
     for n in range(3):
         write(tmp_path / f"part{n}.tar", labeled(range(10 * n, 10 * n + 10)))
     expected = contents(opened(tmp_path).train)
-    scanned = []
-
-    def scan(path: str):
-        scanned.append(pathlib.Path(path).name)
-        return original(path)
-
-    original = tar_index.scan
-    monkeypatch.setattr(tar_index, "scan", scan)
+    scanned, scan = [], tar_index.scan
+    monkeypatch.setattr(tar_index, "scan", lambda path: scanned.append(pathlib.Path(path).name) or scan(path))
     assert contents(opened(tmp_path).train) == expected
     assert not scanned
     write(tmp_path / "part1.tar", labeled(range(100, 104), "txt"))

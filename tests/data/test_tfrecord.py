@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.data.dataset import bad_examples_reported, typical_image
+from training.data.dataset import bad_examples_reported
 from training.data.pipeline import training_batches
 from training.data.sources import DataOptions, DataSet, Split, open_source
-from training.data.tfrecord import IMAGE, LABEL, TFRecords
+from training.data.tfrecord import IMAGE, LABEL
 from training.data.write import shard
 from training.recipes.pretrain import find_recipe
 
@@ -78,18 +78,6 @@ def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
         r"Every tenth image of each class is kept for evaluation: \d+ of \d+ images, .* of each class\.\n", printed
     )
     assert errors == ""
-
-
-@pytest.mark.slow
-def test_arrays_become_png(tmp_path):
-    shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
-    records, digits = open_source(DataOptions(f"tfrecord:{tmp_path}/out/*")), open_source(DataOptions("digits"))
-    assert (records.train.num_examples, records.labels) == (1437, digits.labels)
-    image, label = records.train.example(tf.constant(0, tf.int64))
-    expected, expected_label = digits.train.example(tf.constant(0, tf.int64))
-    np.testing.assert_array_equal(image, expected)
-    assert int(label) == int(expected_label)
-    assert typical_image(records.train)[0] == (8, 8)
 
 
 def corrupt(folder: pathlib.Path, count: int) -> list[str]:
@@ -211,13 +199,6 @@ def test_a_number_of_files_that_cannot_be_is_refused(folder, tmp_path):
 def test_records_that_are_there_are_not_overwritten(folder, shards):
     with pytest.raises(UserError, match=f"{shards} should be new or empty, but holds eval-00000"):
         sharded(folder, shards)
-
-
-def test_a_record_is_named_by_its_place_in_the_file_when_some_are_skipped(tmp_path):
-    path = tmp_path / "train.tfrecord"
-    write(path, [(GOOD, 0)] * 5)
-    records = TFRecords([(str(path), 0, 2), (str(path), 3, 2)])
-    assert [records.name(index) for index in range(4)] == [f"record {n} of train.tfrecord" for n in (0, 1, 3, 4)]
 
 
 def flip(path: pathlib.Path, position: int) -> None:
