@@ -161,17 +161,20 @@ def test_records_do_not_take_shares_of_classes(tmp_path):
     assert not (tmp_path / "shards").exists()
 
 
-def test_bars_in_the_column_of_one_class_are_pointed_out(tmp_path, capsys):
-    open_source(csv_file(tmp_path, "path,label", [f"{number}.png,x|y" for number in range(3)] + ["a.png,z", "b.png,z"]))
-    assert "'x|y' is one class" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("other", "warned"), [("x", True), ("x|y", False), ("lynx|wild", True)])
-def test_commas_in_a_file_without_bars_are_pointed_out(tmp_path, capsys, other, warned):
-    lines = [f'{number}.png,"{"lynx, wild" if number < 20 else other}"' for number in range(40)]
-    source = open_source(csv_file(tmp_path, "path,labels", lines), multi_label=True)
-    assert "lynx, wild" in source.labels
-    assert ("'lynx, wild' is one class" in capsys.readouterr().out) == warned
+@pytest.mark.parametrize(
+    ("column", "name", "other", "warned"),
+    [
+        ("label", "x|y", "z", True),
+        ("labels", "lynx, wild", "x", True),  # no bar separates any classes
+        ("labels", "lynx, wild", "x|y", False),
+        ("labels", "lynx, wild", "lynx|wild", True),
+    ],
+)
+def test_a_name_that_may_be_several_classes_is_pointed_out(column, name, other, warned, tmp_path, capsys):
+    lines = [f'{number}.png,"{name if number < 20 else other}"' for number in range(40)]
+    source = open_source(csv_file(tmp_path, f"path,{column}", lines), multi_label=True)
+    assert name in source.labels
+    assert (f"'{name}' is one class" in capsys.readouterr().out) == warned
 
 
 def test_a_command_for_one_class_and_balancing_refuse_several(tmp_path, several):

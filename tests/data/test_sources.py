@@ -27,7 +27,7 @@ from training.data.checks import check_data
 from training.data.known_images import check_held_out, check_split, warn_of_known_images, warn_of_training_images
 from training.data.listed_files import listed_files
 from training.data.sources import DataOptions, DataSet, Split, bad_examples_reported, open_source
-from training.data.write import shard, write_samples
+from training.data.write import shard
 
 
 def collect(split: Split) -> tuple[list[np.ndarray], list[int]]:
@@ -218,17 +218,14 @@ def _odd_folder(tmp_path) -> pathlib.Path:
     return tmp_path / "odd"
 
 
-@pytest.mark.parametrize("form", ["folder", "samples", "records"])
+@pytest.mark.parametrize("form", ["folder", "records"])
 def test_dark_images_and_images_of_one_color_are_counted_and_named(form, odd_folder, tmp_path, capsys):
     data = DataOptions(f"folder:{odd_folder}")
-    if form == "samples":
-        write_samples(data, tmp_path / "samples")
-    elif form == "records":
+    if form == "records":
         shard(data, str(tmp_path / "records"))
         capsys.readouterr()
-        open_source(DataOptions(f"tfrecord:{tmp_path}/records/*.tfrecord"))
-    else:
-        open_source(data)
+        data = DataOptions(f"tfrecord:{tmp_path}/records/*.tfrecord")
+    open_source(data)
     printed = capsys.readouterr().out
     dark = [line for line in printed.splitlines() if "of 16 bits and nearly black" in line]
     uniform = [line for line in printed.splitlines() if "of a single color" in line]

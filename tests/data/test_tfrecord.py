@@ -234,8 +234,3 @@ def test_a_file_that_vanishes_is_named(records, tmp_path):
     train = open_source(DataOptions(records)).train
     (tmp_path / "train.tfrecord").unlink()
     refuse_examples(train, "train.tfrecord can no longer be read .No such file or directory")
-
-
-def test_the_last_class_of_a_file_without_a_final_line_break_counts(records, tmp_path):
-    (tmp_path / "labels.txt").write_text("ant\nbee")
-    assert open_source(DataOptions(records)).labels == ("ant", "bee")
