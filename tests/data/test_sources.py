@@ -339,7 +339,7 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
     assert found.labels == ("ant", "bee, wild")
     assert [collect(split)[1] for split in (found.train, found.evaluation)] == [[0, 1], [0, 1]]
     assert [pathlib.Path(found.evaluation.name(index)).name for index in range(2)] == ["5.png", "4.png"]
-    used = f"Not used, beside the images of {tmp_path / 'list.csv'} to train and to evaluate on: 2 of the split val."
+    used = f"Not used: 2 images of {tmp_path / 'list.csv'} with the split val."
     assert used in capsys.readouterr().out
 
 

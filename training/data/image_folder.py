@@ -83,7 +83,7 @@ def csv_list(options: DataOptions) -> DataSet:
     if not is_remote(path):
         check_list(listed, path, options.on_bad_image)
     for split, count in not_used.items():
-        print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
+        print(f"Not used: {count:,} images of {path} with the split {split}.")
     _say_separators(path, column, sorted({text for files in value_of.values() for text in files.values()}))
     where = {split: f"{path} ({split})" if split else str(path) for split in value_of}
     splits = {split: _sorted(labels) for split, labels in value_of.items()}
@@ -169,7 +169,7 @@ def _class_files(path: pathlib.Path, *, least: int) -> Labels:
     classes = class_folders(path)
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_image_name(entry.name)]:
         count = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
-        print(f"Not used, because outside the class folders of {path}: {count}, {min(beside)} first.")
+        print(f"Not used, because outside the class folders of {path}: {count}, such as {min(beside)}.")
     # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
     if odd := [name for name in classes if not name.isprintable()]:
         raise UserError(f"The class folder {odd[0]!r} in {path} has unprintable characters in its name; rename it.")
@@ -396,7 +396,7 @@ def _check_shares(splits: Mapping[str, dict[str, dict[str, float]]], names: Sequ
             advice = "add some, or leave the class out" if files else "add some"
             raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; {advice}.")
         if missing:
-            print(f"No image to evaluate on has the class {', '.join(missing)}.")
+            print(f"Warning: no evaluation image has the class {', '.join(missing)}.")
 
 
 def _split(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], contents: FileContents) -> Split:
