@@ -122,6 +122,9 @@ def test_records_read_by_position_are_those_of_tfds(monkeypatch):
         (images, labels), (expected, numbers) = collect(getattr(read, split)), collect(getattr(held, split))
         assert labels == numbers
         np.testing.assert_array_equal(images, expected)
+    others = tfds_data._tfds_split(tfds_data.tfds_builder("mnist", str(TFDS)), "train[:50]", ("zero", "one"))
+    with pytest.raises(UserError, match="the images read has the label"), bad_examples_reported():
+        list(tf.data.Dataset.range(50).map(others.read))
 
 
 @needs_mnist
