@@ -31,7 +31,7 @@ from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
 from keras_vit.run import Run
 from tests.images.test_opener import claiming
-from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, others_slow, randomize
 from training.data.dataset import decoded as decode_image
 from training.loop.callbacks import InspectEpochs
 
@@ -211,7 +211,7 @@ def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(inspec
     assert all(path.read_text() == "mine" for path in mine)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": "heads_9.png"}', "[" * 100_000, "\xff"])
+@pytest.mark.parametrize("text", ["", '{"files": "heads_9.png"}', "[" * 100_000, "\xff"])
 def test_measures_that_are_none_of_ours_stop_no_report(text, inspected, tmp_path):
     (tmp_path / "measures.json").write_text(text)
     (tmp_path / "heads_9.png").write_text("mine")
@@ -252,7 +252,7 @@ def _results(monkeypatch) -> list:
     return results
 
 
-@pytest.mark.parametrize("option", ["--run", "--checkpoint"])
+@pytest.mark.parametrize("option", others_slow(["--run", "--checkpoint"], "--checkpoint"))
 def test_a_calibrated_run_has_calibrated_probabilities(option, run, results, tmp_path):
     calibrated = tmp_path / "calibrated"
     shutil.copytree(run, calibrated)

@@ -178,7 +178,7 @@ def test_relevance_of_bit_is_its_class_activation_map():
     assert expected.max() > 0
 
 
-@pytest.mark.parametrize("classifier", ["token", "gap", "map"])
+@pytest.mark.parametrize("classifier", others_slow(["token", "gap", "map"], "token", "map"))
 def test_gradients_of_a_vit_are_those_of_automatic_differentiation(classifier, tiny_images):
     config = dataclasses.replace(TINY, classifier=classifier)
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
@@ -199,7 +199,7 @@ def test_gradients_of_a_vit_are_those_of_automatic_differentiation(classifier, t
     np.testing.assert_allclose(gradients, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("axial", [False, True])
+@pytest.mark.parametrize("axial", others_slow([False, True], False))
 def test_relevance_of_a_model_with_dropout_repeats_and_is_that_of_the_same_weights_without(axial, tiny_images):
     plain = dataclasses.replace(TINY, axial=axial, classifier="gap" if axial else "token")
     dropping = dataclasses.replace(plain, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.3)
@@ -314,8 +314,6 @@ def test_weights_that_are_no_numbers_are_refused_and_not_drawn_as_blanks(layer, 
     weight.assign(np.full(weight.shape, np.nan))
     with pytest.raises(UserError, match=f"'{array}' of the model is not finite"):
         inspection.inspect(model, [photo(12, 30)], checkpoint="c", figures=["filters", "rollout", "relevance"])
-    with pytest.raises(UserError, match="is not finite"):
-        inspection.inspect(model, [photo(12, 30)], checkpoint="c")
 
 
 def test_a_model_of_half_precision_gives_arrays_that_can_be_stored():

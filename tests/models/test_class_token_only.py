@@ -1,6 +1,7 @@
 """Layers of which only the class token is read: derived from the config, computed for it alone, equal outputs."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -20,6 +21,7 @@ _MLP = {f"{_BLOCK}.residual", f"{_BLOCK}.LayerNorm_2", f"{_BLOCK}.MlpBlock_3.Den
 _BEHIND = {f"{_ATTENTION}.out", *_MLP, _BLOCK, "Transformer.encoder_norm"}
 
 
+@functools.cache
 def _build(**fields) -> keras.Model:
     config = dataclasses.replace(TINY, **fields)
     return randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))

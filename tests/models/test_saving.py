@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import importlib.util
 import os
 import pathlib
@@ -18,7 +19,7 @@ from export.inference_model import inference_model
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, ShiftedPatches, UserError, ViTConfig
 from keras_vit.files.npz import write_npz
 from keras_vit.files.safetensors import write_safetensors
-from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
 
 _RELOAD = """
 import sys
@@ -56,14 +57,15 @@ assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [
-        pytest.param("import keras; import keras_vit", marks=pytest.mark.slow),
-        pytest.param("import keras_vit, tensorflow, keras", marks=pytest.mark.slow),
+        "import keras; import keras_vit",
+        "import keras_vit, tensorflow, keras",
         "import keras_vit; from keras import ops; import keras",
-        pytest.param("import keras_vit.models.layers, keras", marks=pytest.mark.slow),
-        pytest.param("from keras_vit.checkpoints.load import assign; import keras", marks=pytest.mark.slow),
+        "import keras_vit.models.layers, keras",
+        "from keras_vit.checkpoints.load import assign; import keras",
     ],
 )
 def test_keras_knows_our_layers_in_whatever_order_they_are_imported(imports):
@@ -130,13 +132,12 @@ CONFORMANCE = {
 
 
 # Between them they have most of the layers that another form of the model rewrites; the others take minutes.
-REWRITTEN = {"token", "map", "relative", "rotary", "hybrid"}
-every_kind = pytest.mark.parametrize(
-    "name", [name if name in REWRITTEN else pytest.param(name, marks=pytest.mark.slow) for name in CONFORMANCE]
-)
+every_kind = pytest.mark.parametrize("name", others_slow(CONFORMANCE, "map", "relative", "rotary", "hybrid"))
 
 
+@functools.cache
 def tiny(name: str) -> keras.Model:
+    """For tests that change nothing of it."""
     return randomize(keras_vit.build(CONFORMANCE[name], image_size=TINY_IMAGE, num_classes=7))
 
 
@@ -194,10 +195,7 @@ def test_every_kind_takes_a_gradient_to_every_weight(name, tiny_images):
         assert weight.path.endswith("key/bias") or np.any(gradient), weight.path
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ("token", "bit") else pytest.mark.slow) for name in CONFORMANCE],
-)
+@pytest.mark.parametrize("name", others_slow(CONFORMANCE, "token"))
 def test_every_kind_compiles_under_xla(name, tiny_images):
     model = tiny(name)
     compiled = tf.function(lambda x: model(x, training=False), jit_compile=True)
@@ -205,10 +203,10 @@ def test_every_kind_compiles_under_xla(name, tiny_images):
 
 
 @pytest.mark.parametrize("batch", [None, pytest.param(5, marks=pytest.mark.slow)])
-@every_kind
+@pytest.mark.parametrize("name", others_slow(CONFORMANCE, "map", "rotary", "hybrid"))
 def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, batch, tiny_images):
     """Not the least where what the norms read is small: oneDNN's norm in one pass likes to take the epsilon 1e-3."""
-    model = tiny(name)
+    model = tiny.__wrapped__(name)
     for layer in model.layers:
         if layer.name in ("embedding", "cls", "Transformer.posembed_input") or layer.name.endswith((".out", "Dense_1")):
             layer.set_weights([0.02 * weight for weight in layer.get_weights()])
@@ -220,7 +218,7 @@ def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, batch, tiny_
     np.testing.assert_allclose(served(tiny_images), model(tiny_images), rtol=1e-4, atol=1e-4)
 
 
-@every_kind
+@pytest.mark.parametrize("name", others_slow(CONFORMANCE, "relative", "rotary"))
 def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, tiny_images):
     model = tiny(name)
     rewritten = inference_model(model, for_tensorflow=True, all_tokens=True)
@@ -234,7 +232,7 @@ def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, ti
 
 
 def test_the_form_for_tensorflow_is_the_same_in_chunks(tiny_images):
-    rewritten = inference_model(tiny("token"), for_tensorflow=True)
+    rewritten = inference_model(tiny.__wrapped__("token"), for_tensorflow=True)
     expected = np.asarray(rewritten(tiny_images))
     keras_vit.chunk_attention(rewritten, 2)  # the queries there are scaled already
     np.testing.assert_allclose(rewritten(tiny_images), expected, atol=1e-5)
