@@ -84,34 +84,12 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(found - expected)) / np.mean(np.var(expected, axis=0))))
 
 
-def test_attention_in_chunks_has_the_same_features(model, photos, features):
-    copy = float32_copy(model)
-    keras_vit.chunk_attention(copy, 60)
-    np.testing.assert_allclose(copy.predict(photos, verbose=0), features, atol=1e-4)
-
-
-def test_bfloat16_is_near_float32(model, photos, features):
-    found = np.asarray(inference_model(model, "bfloat16").predict(photos, verbose=0), np.float32)
-    assert relative_error(found, features) < 0.1
-
-
 def test_few_merged_tokens_change_the_features_little(model, photos, features):
     errors = [
         relative_error(inference_model(model, merge_tokens=merged).predict(photos, verbose=0), features)
         for merged in (2, 8)
     ]
     assert 0 < errors[0] < errors[1] < 0.6
-
-
-def test_adapters_are_merged_into_the_exported_kernels(model, photos):
-    copy = float32_copy(model)
-    rng = np.random.default_rng(0)
-    for layer in copy.layers:
-        if layer.name.endswith((".query", ".value")):
-            layer.enable_lora(4)
-            layer.lora_kernel_b.assign(rng.normal(scale=0.02, size=layer.lora_kernel_b.shape))
-    expected = copy.predict(photos, verbose=0)
-    np.testing.assert_allclose(inference_model(copy).predict(photos, verbose=0), expected, atol=2e-4)
 
 
 def test_gptq_halves_the_error_of_weights_in_eight_bits(model, photos, features):

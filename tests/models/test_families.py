@@ -14,7 +14,6 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.images.files import Image, Samples
 from keras_vit.inspection import inspect
-from keras_vit.models.complexity import costs
 from tests.exports import saved_model_of, tflite_of
 from tests.support import (
     FIXTURES,
@@ -143,13 +142,6 @@ def test_the_cpu_form_has_the_same_outputs_and_gradients(name, tiny_images):
         np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * np.abs(one).max() + 1e-7, err_msg=weight.path)
 
 
-@some_families
-def test_the_parameters_are_counted(name):
-    model = tiny(name)
-    config = keras_vit.config_of(model)
-    assert costs(config, TINY_IMAGE, num_classes=7).parameters == model.count_params()
-
-
 @pytest.mark.parametrize("name", others_slow(FAMILIES, "DINOv3", "DINOv2 SwiGLU", "SigLIP"))
 def test_every_figure_is_drawn(name):
     photos = np.random.default_rng(5).integers(0, 256, (2, *TINY_IMAGE, 3)).astype(np.uint8)
@@ -192,14 +184,3 @@ def test_every_family_is_exported_to_saved_model_and_tflite(name, tmp_path):
     labels = [f"class {number}" for number in range(7)]
     saved_model_of(tiny(name), labels, samples, tmp_path / "served")
     tflite_of(tiny(name), labels, samples, tmp_path / "phone", ["float32"])
-
-
-@pytest.mark.slow
-@family
-def test_every_family_trains(name, tiny_images):
-    model = keras_vit.adapt(tiny(name))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    labels = np.arange(5)
-    before = model.evaluate(tiny_images, labels, verbose=0)
-    model.fit(tiny_images, labels, epochs=20, verbose=0)
-    assert model.evaluate(tiny_images, labels, verbose=0) < before

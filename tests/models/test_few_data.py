@@ -70,10 +70,12 @@ def test_what_does_not_fit_together_is_one_sentence(changes, words):
         dataclasses.replace(TINY, **changes)
 
 
-def test_an_image_that_shifted_patches_do_not_fill_is_one_sentence():
-    config = dataclasses.replace(TINY, patch_size=1, stem=ShiftedPatches(5))
-    with pytest.raises(UserError, match="image height must be a multiple of the patch height 5, but is 24"):
-        keras_vit.build(config, image_size=24)
+def test_sizes_and_channels_that_shifted_patches_do_not_take_are_refused():
+    config = dataclasses.replace(TINY, patch_size=1, stem=ShiftedPatches(3))
+    with pytest.raises(UserError, match="image height must be a multiple of the patch height 3, but is 25"):
+        keras_vit.build(config, image_size=25)
+    with pytest.raises(UserError, match="shifted patches are normalized over all"):
+        keras_vit.adapt(keras_vit.build(config, image_size=TINY_IMAGE), channels=1)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +88,3 @@ def test_another_size_is_taken_and_a_layout_of_other_codes_refused(changes, tmp_
         with pytest.raises(UserError):
             keras_vit.save_checkpoint(model, tmp_path / layout, layout=layout)
     assert not list(tmp_path.iterdir())
-
-
-def test_channels_of_shifted_patches_are_not_adapted():
-    config = dataclasses.replace(TINY, patch_size=1, stem=ShiftedPatches(3))
-    with pytest.raises(UserError, match="shifted patches are normalized over all"):
-        keras_vit.adapt(keras_vit.build(config, image_size=TINY_IMAGE), channels=1)

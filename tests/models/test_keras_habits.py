@@ -49,6 +49,7 @@ def test_probabilities_are_float32_and_stay_in_an_adapted_model(config, dtype, t
     np.testing.assert_allclose(np.sum(randomize(model)(tiny_images), axis=1), 1.0, atol=1e-5)
     adapted = keras_vit.adapt(model, num_classes=5)
     assert (adapted.output_names, adapted.output_shape) == (["probabilities"], (None, 5))
+    assert {layer.dtype_policy.name for layer in adapted.layers} == {layer.dtype_policy.name for layer in model.layers}
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,7 @@ def test_probabilities_are_float32_and_stay_in_an_adapted_model(config, dtype, t
     [
         ("BiT-R26x1", {"stochastic_depth_rate": 0.1}, "stochastic_depth_rate do not apply to a ResNet"),
         (TINY, {"dropout_rate": 1.5}, r"dropout_rate must be in \[0, 1\)"),
-        (
-            TINY,
-            {"classifier_activation": "relu"},
-            "classifier_activation must be one of softmax, sigmoid, but is 'relu'",
-        ),
+        (TINY, {"classifier_activation": "relu"}, "classifier_activation must be one of softmax, sigmoid, but is"),
         (TINY, {"num_classes": 0, "classifier_activation": "softmax"}, "is for a model with classes"),
     ],
 )
@@ -128,12 +125,6 @@ def test_a_model_of_another_size_is_shown_the_same_part_of_an_image():
         assert preprocessing.for_image_size(size).crop_from == crop_from
     model = keras_vit.build(dataclasses.replace(ONE_BLOCK, patch_size=4), preprocessing=preprocessing, num_classes=3)
     assert keras_vit.preprocessing_of(keras_vit.adapt(model, image_size=(48, 40))).crop_from == 60
-
-
-def test_an_adapted_model_keeps_its_mixed_precision():
-    model = tiny(dtype="mixed_bfloat16")
-    adapted = keras_vit.adapt(model, num_classes=5)
-    assert {layer.dtype_policy.name for layer in adapted.layers} == {layer.dtype_policy.name for layer in model.layers}
 
 
 _RULES = {
@@ -241,16 +232,15 @@ def test_fit_warns_once_of_pixels_in_another_range(compiled, form):
     assert len(shown) == 1
     assert "but this model was made for -1 to 1" in shown[0]
     assert len(warnings_of_fit(compiled, *form(PIXELS / 255, LABELS, 2))) == 1
-    assert warnings_of_fit(compiled, *form(PIXELS / 127.5 - 1, LABELS, 2)) == []
+    as_advised = keras_vit.preprocessing_of(compiled).normalize(PIXELS)
+    assert warnings_of_fit(compiled, *form(as_advised, LABELS, 2)) == []
 
 
-@pytest.mark.parametrize("images", [0 * PIXELS, PIXELS / 127.5 - 1.3])
-def test_fit_is_silent_about_constant_and_slightly_shifted_images(compiled, images):
-    assert warnings_of_fit(compiled, images, LABELS) == []
-
-
-def test_the_advice_of_the_warning_computes_the_range_of_the_model(compiled):
-    assert warnings_of_fit(compiled, keras_vit.preprocessing_of(compiled).normalize(PIXELS), LABELS) == []
+def test_fit_is_silent_about_constant_and_slightly_shifted_images_and_several_replicas(compiled, monkeypatch):
+    for images in (0 * PIXELS, PIXELS / 127.5 - 1.3):
+        assert warnings_of_fit(compiled, images, LABELS) == []
+    monkeypatch.setattr(type(compiled.distribute_strategy), "num_replicas_in_sync", 2)  # whose graph divides the data
+    assert warnings_of_fit(compiled, PIXELS, LABELS) == []
 
 
 def test_the_looked_at_dataset_trains_as_the_same_images_in_memory():
@@ -282,16 +272,3 @@ def test_fit_warns_of_a_loss_of_probabilities_on_logits(loss, activation, warns)
     labels = LABELS if loss != "mse" else np.zeros((4, 3))
     shown = warnings_of_fit(model, PIXELS / 127.5 - 1, labels)
     assert ["expects probabilities, but this model ends with logits" in each for each in shown] == [True] * warns
-
-
-def test_a_compiled_model_is_loaded_with_its_loss(compiled, tmp_path):
-    compiled.save(tmp_path / "model.keras")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.loss.get_config()["from_logits"] is True
-
-
-def test_the_data_of_several_replicas_are_not_read_before_training(compiled, monkeypatch):
-    monkeypatch.setattr(type(compiled.distribute_strategy), "num_replicas_in_sync", 2)
-    assert warnings_of_fit(compiled, PIXELS, LABELS) == []

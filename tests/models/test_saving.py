@@ -16,36 +16,10 @@ import tensorflow as tf
 
 import keras_vit
 from export.inference_model import inference_model
-from keras_vit import ConvStem, Preprocessing, ResNetConfig, ShiftedPatches, UserError, ViTConfig
+from keras_vit import ConvStem, Preprocessing, ResNetConfig, ShiftedPatches, ViTConfig
 from keras_vit.files.npz import write_npz
 from keras_vit.files.safetensors import write_safetensors
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
-
-_RELOAD = """
-import sys
-import keras_vit, keras, numpy as np
-model = keras.models.load_model(sys.argv[1])
-np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
-assert keras_vit.preprocessing_of(model).image_size == (64, 96)
-"""
-
-
-@pytest.mark.slow
-def test_a_users_script_trains_saves_and_reloads_in_a_fresh_process(tmp_path):
-    config = dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=2)
-    model = keras_vit.build(config, image_size=(64, 96), num_classes=5)
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    images = np.random.default_rng(0).uniform(-1, 1, (8, 64, 96, 3)).astype(np.float32)
-    labels = np.arange(8) % 5
-    model.fit(images, labels, batch_size=4, epochs=1, verbose=0)
-    model.fit(tf.data.Dataset.from_tensor_slices((images, labels)).batch(3), epochs=1, shuffle=False, verbose=0)
-
-    model.save(tmp_path / "model.keras")
-    np.save(tmp_path / "images.npy", images)
-    paths = [str(tmp_path / name) for name in ("model.keras", "images.npy", "logits.npy")]
-    subprocess.run([sys.executable, "-c", _RELOAD, *paths], check=True)
-    np.testing.assert_allclose(np.load(paths[2]), model.predict(images, verbose=0), atol=1e-6)
-
 
 _KNOWN = """
 import sys
@@ -132,7 +106,8 @@ CONFORMANCE = {
 
 
 # Between them they have most of the layers that another form of the model rewrites; the others take minutes.
-every_kind = pytest.mark.parametrize("name", others_slow(CONFORMANCE, "map", "relative", "rotary", "hybrid"))
+REWRITTEN = {"token", "map", "relative", "rotary", "hybrid"}
+every_kind = pytest.mark.parametrize("name", others_slow(CONFORMANCE, *REWRITTEN))
 
 
 @functools.cache
@@ -262,18 +237,3 @@ def test_two_threads_that_write_one_file_do_not_disturb_each_other(write, tmp_pa
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: write(path, {"x": np.full(50_000, number)}), range(40)))
     assert [entry.name for entry in tmp_path.iterdir()] == ["weights.file"]
-
-
-def test_a_folder_that_another_process_wrote_in_the_meantime_is_kept(tmp_path, monkeypatch):
-    def other_first(temporary, folder):
-        folder.mkdir()
-        (folder / "config.json").write_text("of the other")
-        return rename(temporary, folder)
-
-    rename = os.rename
-    monkeypatch.setattr(os, "rename", other_first)
-    model = keras_vit.build(ViTConfig(patch_size=4, hidden_size=8, num_layers=1, num_heads=2, mlp_dim=12), image_size=8)
-    with pytest.raises(UserError, match="new exists by now"):
-        keras_vit.save_checkpoint(model, tmp_path / "new", layout="huggingface")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["new"]
-    assert (tmp_path / "new" / "config.json").read_text() == "of the other"
