@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import keras
 
 from keras_vit.errors import UserError, check_choice, check_integers, check_known
+from keras_vit.files.labels import check_number
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.config import (
@@ -246,10 +247,7 @@ def set_classes(model: keras.Model, classes: Classes | Sequence[str] | None) -> 
         classes = classes if isinstance(classes, Classes) else Classes(tuple(classes))
         numbers = numbers_of_classes(model)
         if len(classes.labels) not in numbers:
-            raise UserError(
-                f"{len(classes.labels)} class names were given, but the model {model.name!r} has "
-                f"{numbers[0] if numbers else 'no head of'} classes; give a name for each."
-            )
+            check_number(classes.labels, "classes", numbers[0] if numbers else 0, model.name)
         classes = dataclasses.replace(classes, head=_head_name(model))
     model_spec(model).classes = None if classes is None else dataclasses.asdict(classes)
 

@@ -41,7 +41,7 @@ FILES = {
 
 
 def test_a_file_that_claims_too_many_pixels_is_one_sentence():
-    with pytest.raises(UserError, match=r"bad.png is too large: it has 3,600,000,000 pixels, .* 89,478,485[^\n]*$"):
+    with pytest.raises(UserError, match=r"^bad.png is not a readable image: it has 3,600,000,000 pixels, [^\n]*$"):
         inspection.decode(claiming(60_000, 60_000), "bad.png")
 
 
@@ -266,7 +266,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "There is no image or folder 'cat.png'; --images accepts": [*vit, "--images", "cat.png"],
         "file is not a readable image: ": [*vit, "--images", "file"],
         "No image of the folder 'empty' can be read: it has none": [*vit, "--images", "empty"],
-        "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
+        "of this model must be one of filters, relevance, but is 'attention'": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],
         "--count must be at least 1, but is 0": [*good, "--count", "0"],

@@ -321,8 +321,8 @@ def test_chosen_layers_and_heads_are_those_shown(tiny_model, tiny_images):
         (TINY, {"layers": [2]}, "The model has 2 layers, numbered 0 to 1, but --layers asks for 2"),
         (TINY, {"heads": [-1]}, "The model has 3 heads, numbered 0 to 2, but --heads asks for -1"),
         (TINY, {"labels": ["a", "b"]}, "The model has 7 classes, but there are 2 class names"),
-        (MODELS["BiT"][0], {"figures": ["rollout"]}, "no figure 'rollout' because it has no attention"),
-        (MODELS["relative"][0], {"figures": ["positions"]}, "no figure 'positions' because it has no layer"),
+        (MODELS["BiT"][0], {"figures": ["rollout"]}, "one of filters, relevance, but is 'rollout'"),
+        (MODELS["relative"][0], {"figures": ["positions"]}, "must be one of .*, but is 'positions'"),
     ],
 )
 def test_what_a_model_does_not_have_is_one_sentence(config, options, words):
