@@ -49,11 +49,11 @@ def _check_multiples(image_size: tuple[int, int], patch_size: tuple[int, int]) -
             )
 
 
-def check_blocks(blocks: Collection[int], count: int) -> None:
-    """Raise UserError unless these are some of the numbers of `count` encoder blocks, or negative ones from the end."""
+def check_blocks(blocks: Collection[int], count: int, what: str = "blocks") -> None:
+    """Raise UserError unless these are some of the numbers of `count` things, or negative ones from the end."""
     whole = all(isinstance(block, numbers.Integral) and not isinstance(block, bool) for block in blocks)
     if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
-        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
+        raise UserError(f"{what} must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
 
 
 @dataclasses.dataclass(frozen=True)

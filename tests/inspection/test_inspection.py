@@ -310,7 +310,7 @@ def test_images_without_ink_are_left_out_of_its_measure():
 
 def test_chosen_layers_and_heads_are_those_shown(tiny_model, tiny_images):
     all_of_it = inspection.inspect(tiny_model, [photo(12, 30)], checkpoint="c")
-    chosen = inspection.inspect(tiny_model, [photo(12, 30)], checkpoint="c", layers=[1], heads=[2, 0])
+    chosen = inspection.inspect(tiny_model, [photo(12, 30)], checkpoint="c", layers=[-1], heads=[2, 0])
     np.testing.assert_allclose(chosen.arrays["attention"], all_of_it.arrays["attention"][:, [1]][:, :, [2, 0]])
     assert (chosen.layers, chosen.heads) == (("1",), (2, 0))
 
@@ -318,8 +318,8 @@ def test_chosen_layers_and_heads_are_those_shown(tiny_model, tiny_images):
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [
-        (TINY, {"layers": [2]}, "The model has 2 layers, numbered 0 to 1, but --layers asks for 2"),
-        (TINY, {"heads": [-1]}, "The model has 3 heads, numbered 0 to 2, but --heads asks for -1"),
+        (TINY, {"layers": [2]}, r"layers must be numbers from -2 to 1, but are \[2\]"),
+        (TINY, {"heads": [-4]}, r"heads must be numbers from -3 to 2, but are \[-4\]"),
         (TINY, {"labels": ["a", "b"]}, "The model has 7 classes, but there are 2 class names"),
         (MODELS["BiT"][0], {"figures": ["rollout"]}, "one of filters, relevance, but is 'rollout'"),
         (MODELS["relative"][0], {"figures": ["positions"]}, "must be one of .*, but is 'positions'"),
