@@ -441,7 +441,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     Args:
         model: built by `keras_vit.build`, a Vision Transformer.
         blocks: their numbers, from 0; negative ones count from the last block, which is -1.
-        norm: whether to apply the LayerNorm behind the last block to each of them.
+        norm: whether to apply the LayerNorm behind the last block, where the model has one, to each of them.
 
     Returns:
         A model whose output is a dict: "block_0" ... for each of the blocks, (B, h, w, D).
@@ -451,10 +451,9 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
         raise UserError("A ResNet has no blocks of tokens; use feature_map with the name of a stage.")
     count = config.num_layers
     check_blocks(blocks, count)
-    if norm and config.norm_after_pooling:
-        raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
-    last_norm = model.get_layer("Transformer.encoder_norm") if norm and config.final_norm else None
+    has_norm = config.final_norm and not config.norm_after_pooling
+    last_norm = model.get_layer("Transformer.encoder_norm") if norm and has_norm else None
     grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))
     maps = {}
     for name, x in tokens.items():
