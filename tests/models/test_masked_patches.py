@@ -182,6 +182,7 @@ def test_without_corruption_the_encoder_is_that_of_the_plain_model(final_norm):
 def test_a_run_without_classes_says_what_it_needs(tmp_path):
     keras_vit.build(TINY, image_size=8, channels=1, num_classes=None).save(tmp_path / "model.keras")
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "labels.txt").write_text("0\n1\n")
     with pytest.raises(UserError, match="add a head with keras-vit finetune"):
         keras_vit.load(tmp_path)
 
