@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from tests.support import FIXTURES, GOLDEN
+from tests.support import FIXTURES, GOLDEN, others_slow
 
 KINDS = {"vit", "vit_hybrid", "bit", "big_vision_vit", "torch"}
 CHECKPOINTS = [name for name, entry in GOLDEN.items() if entry["kind"] in KINDS]
@@ -39,7 +39,14 @@ def from_golden(name: str, **options):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name != "bit_r111"])
+# Those that differ from a sibling in their pooling, the names of their keys or a layer before the head are slow.
+@pytest.mark.parametrize(
+    "name",
+    others_slow(
+        [name for name in CHECKPOINTS if name != "bit_r111"],
+        *(name for name in CHECKPOINTS if name not in ("vit_token_linen", "timm_vit_avg", "hf_vit_in21k")),
+    ),
+)
 def test_everything_inside_agrees_with_the_original_code(name):
     entry, recorded = golden(name)
     model = from_golden(name)
