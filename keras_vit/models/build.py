@@ -247,7 +247,7 @@ def set_classes(model: keras.Model, classes: Classes | Sequence[str] | None) -> 
         classes = classes if isinstance(classes, Classes) else Classes(tuple(classes))
         numbers = numbers_of_classes(model)
         if len(classes.labels) not in numbers:
-            check_number(classes.labels, "classes", numbers[0] if numbers else 0, model.name)
+            check_number(classes.labels, "The argument classes", numbers[0] if numbers else 0, model.name)
         classes = dataclasses.replace(classes, head=_head_name(model))
     model_spec(model).classes = None if classes is None else dataclasses.asdict(classes)
 

@@ -45,6 +45,10 @@ def test_rollout_and_distances_agree_from_the_checkpoint_on(name):
         close(np.stack(found), expected[key])
 
 
+def test_distances_of_oblong_patches_count_the_height_by_row_and_the_width_by_column():
+    np.testing.assert_allclose(inspection.patch_distances((2, 2), (3.0, 4.0))[0], [0.0, 4.0, 3.0, 5.0])
+
+
 @pytest.mark.parametrize(("side", "patch", "expected"), UNIFORM)
 def test_uniform_attention_has_its_analytic_distance(side, patch, expected):
     patches, grid = side * side, (side, side)

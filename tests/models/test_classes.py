@@ -57,7 +57,7 @@ def test_names_do_not_follow_to_another_head():
     assert keras_vit.classes_of(own) is None
     keras_vit.set_classes(own, ["x", "y", "z"])
     assert keras_vit.classes_of(own) == ("x", "y", "z")
-    with pytest.raises(UserError, match="names 2 classes, but the model model has 3"):
+    with pytest.raises(UserError, match="The argument classes names 2 classes, but the model model has 3"):
         keras_vit.set_classes(model, ["x", "y"])
 
 
