@@ -41,9 +41,16 @@ def open_hdf5(path: pathlib.Path, *, named: bool = False) -> dict[str, LazyArray
 def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
     """The arrays of a .weights.h5 file, by names of layers and index: "head/0" is the first variable of "head".
 
-    Raises UserError unless the file is complete and holds arrays of its own.
+    Raises UserError unless the file is complete and holds floating-point arrays of its own.
     """
-    return _opened(path, lambda parts: len(parts) == 4 and parts[0] == "layers")
+    arrays = _opened(path, lambda parts: len(parts) == 4 and parts[0] == "layers")
+    for key, array in arrays.items():
+        if array.dtype.kind != "f":
+            raise UserError(
+                f"The array {key!r} of {path.name} has the type {array.dtype}, but only floating-point weights can be "
+                "read; save the weights of a model that is not quantized."
+            )
+    return arrays
 
 
 def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[str, LazyArray]:

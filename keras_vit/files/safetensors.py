@@ -22,7 +22,7 @@ _IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH
 _LARGEST_CONFIG = 2**22  # bytes
 _LARGEST_HEADER = 2**24  # bytes; about a hundred per array
 _SHARD = Rule(
-    "a .safetensors file of the folder",
+    "a .safetensors file of that folder",
     lambda name: isinstance(name, str) and pathlib.Path(name).name == name and name.endswith(".safetensors"),
 )
 
