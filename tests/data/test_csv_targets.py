@@ -149,7 +149,7 @@ def test_a_wrong_line_is_named(tmp_path, lines, words):
 def test_a_class_without_an_image_to_evaluate_on_is_said(tmp_path, capsys):
     lines = ("a.png,x|y,train", "b.png,x,test")
     open_source(csv_file(tmp_path, "path,labels,split", lines), multi_label=True)
-    assert "No image to evaluate on has the class y." in capsys.readouterr().out
+    assert "no evaluation image has the class y." in capsys.readouterr().out
 
 
 def test_a_name_is_one_class_however_its_letters_are_encoded(tmp_path):

@@ -427,7 +427,7 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
     found = open_source(csv_file(tmp_path, "path,label,split", *lines))
     assert {pathlib.Path(found.evaluation.name(index)).name for index in range(2)} == {"4.png", "5.png"}
     assert (found.train.num_examples, found.evaluation.num_examples) == (2, 2)
-    used = f"Not used, beside the images of {tmp_path / 'list.csv'} to train and to evaluate on: 2 of the split val."
+    used = f"Not used: 2 images of {tmp_path / 'list.csv'} with the split val."
     assert used in capsys.readouterr().out
 
 

@@ -118,7 +118,7 @@ def test_features_of_single_images_are_those_of_the_content_that_files_have_now(
     shutil.copy(first, tmp_path / "loose" / "05.png")
     (tmp_path / "loose" / "07.png").write_bytes(b"broken")
     run("f", model=model, photos=("loose",))
-    assert "Changed since their features were made: 3 images, such as loose/00.png" in capsys.readouterr().out
+    assert "Changed after their features were computed: 3 images, such as loose/00.png" in capsys.readouterr().out
     index = open_index("f")
     names, features = index.images.paths, index.embeddings()
     for name in ("00", "05"):

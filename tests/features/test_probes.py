@@ -110,7 +110,7 @@ def test_a_swept_strength_is_chosen_without_the_evaluation_images(clusters):
 def test_the_usual_numbers_of_shots_that_every_class_has_are_run(capsys):
     labels = np.repeat([0, 1], [30, 12])
     assert shots_that_fit(labels, ("ant", "bee")) == [1, 5, 10]
-    assert capsys.readouterr().out == "No 25 shots: the class 'bee' has 12 training images.\n"
+    assert capsys.readouterr().out == "Left out: 25 shots, because 'bee' has only 12 training images.\n"
     assert shots_that_fit(np.repeat([0, 1], 25), ("ant", "bee")) == [1, 5, 10, 25]
     assert capsys.readouterr().out == ""
     with pytest.raises(UserError, match="'bee' has 12 training images, fewer than the 25 or 50 shots"):
@@ -238,7 +238,7 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
     compute_no_more()
     nearest = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1, 2000)))
     assert [row["neighbors"] for row in nearest] == [1]
-    assert "Not 2000 neighbors: there are 1,437 training images." in capsys.readouterr().out
+    assert "Left out: 2000 neighbors, because there are only 1,437 training images." in capsys.readouterr().out
     linear_models.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
@@ -409,7 +409,7 @@ def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, cache, tmp_pa
     workdir = str(tmp_path / "few")
     opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir, cache=cache)
     rows = linear_models.fewshot(*opened)
-    assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
+    assert "few contains the model that 5 shots with the first seed gave" in capsys.readouterr().out
     probe, data = Run.open(workdir), digits()
     known = probes.open_features(*opened)
     chosen = linear_models.shots_of(known.train.labels, 10, 5, seed=0)

@@ -94,7 +94,7 @@ def test_a_reason_names_only_the_values_that_stay():
     assert "Augmentation: label smoothing." in text
     tuned = auto_finetune_recipe(DataFacts(10, (64, 64)))
     used = dataclasses.replace(tuned, image_size=(96, 96), steps=3, flip=False)
-    assert auto_finetune_reasons(DataFacts(10, (64, 64)), tuned, used) == ["Augmentation: random windows."]
+    assert auto_finetune_reasons(DataFacts(10, (64, 64)), tuned, used) == ["Augmentation: random crops."]
 
 
 @pytest.mark.parametrize(

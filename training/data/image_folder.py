@@ -99,7 +99,7 @@ def csv_list(
         check_list(listed, path, on_bad_image)
     decisions = None if exclude is None else read_decisions(exclude)
     for split, count in not_used.items():
-        print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
+        print(f"Not used: {count:,} images of {path} with the split {split}.")
     if column != ONE_CLASS and exclude is not None:
         raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
     _check_seed(split_seed, value_of, path)
@@ -177,7 +177,7 @@ def _class_files(path: pathlib.Path, *, least: int) -> Labels:
     classes = class_folders(path)
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_image_name(entry.name)]:
         count = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
-        print(f"Not used, because outside the class folders of {path}: {count}, {min(beside)} first.")
+        print(f"Not used, because outside the class folders of {path}: {count}, such as {min(beside)}.")
     # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
     if odd := [name for name in classes if not name.isprintable()]:
         raise UserError(f"The class folder {odd[0]!r} in {path} has unprintable characters in its name; rename it.")
@@ -407,7 +407,7 @@ def _check_shares(splits: Mapping[str, dict[str, dict[str, float]]], names: Sequ
             advice = "add some, or leave the class out" if files else "add some"
             raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; {advice}.")
         if missing:
-            print(f"No image to evaluate on has the class {', '.join(missing)}.")
+            print(f"Warning: no evaluation image has the class {', '.join(missing)}.")
 
 
 def _split(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], contents: FileContents) -> Split:

@@ -55,8 +55,8 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
 def print_written(directory: pathlib.Path, num_train: int, num_evaluation: int, num_classes: int, shards: int) -> None:
     """Say what was written, and what to give as `--data`."""
     print(
-        f"{num_train:,} images to train on and {num_evaluation:,} to evaluate on, of {num_classes} classes, in "
-        f"{shards} {'file' if shards == 1 else 'files'} each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
+        f"{num_train:,} training and {num_evaluation:,} evaluation images of {num_classes} classes, in {shards} "
+        f"{'file' if shards == 1 else 'files'} each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
     )
 
 

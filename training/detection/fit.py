@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, task_of, with_classes
 from keras_vit.checkpoints.load import check_unchanged, fill_from
+from keras_vit.cli.progress import duration
 from keras_vit.files.keras_model import MODEL
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import TaskConfig
@@ -127,6 +128,5 @@ def _print_time(network: keras.Model, recipe: DetectRecipe, num_images: int) -> 
     network.predict_on_batch(images)  # which traces
     begin = time.perf_counter()
     network.predict_on_batch(images)
-    minutes = _STEP_OF_FORWARD * (time.perf_counter() - begin) * steps / 60
-    shown = f"{max(minutes, 1):.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-    print(f"About {shown} on this machine for {steps:,} steps of {batch_size} images, without the evaluations.")
+    shown = duration(max(_STEP_OF_FORWARD * (time.perf_counter() - begin) * steps, 1.0))
+    print(f"{steps:,} steps of {batch_size} images take about {shown} on this machine, without the evaluations.")

@@ -248,7 +248,7 @@ def write_features(
             missing += [] if is_there and not others else [(name, number)]
             changed += others
     if changed:
-        print(f"Changed since their features were made: {len(changed):,} images, such as {shown(changed[0])}.")
+        print(f"Changed after their features were computed: {len(changed):,} images, such as {shown(changed[0])}.")
     total = sum(description.splits.values())
     left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
     with Progress("Features", total, done=total - left) as progress:

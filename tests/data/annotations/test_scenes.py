@@ -200,7 +200,7 @@ def test_two_values_are_two_classes(values, names, expected, tmp_path, capsys):
 def test_numbers_without_names_are_classes_of_which_those_that_never_occur_are_said(tmp_path, capsys):
     mask = np.array([[0, 3, 3, 255]] * 4, np.uint8)
     assert open_data(_write_masks(tmp_path / "d", [mask, mask])).labels == ("0", "1", "2", "3")
-    assert "No training image has 2 of the 4 classes: 1, 2." in capsys.readouterr().out
+    assert "2 of the 4 classes are in no training image: 1, 2." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("values", "names"), [([0, 255], "abc"), ([1, 255], "ab"), ([0, 1], "abc"), ([0, 0], "ab")])
