@@ -20,6 +20,8 @@ from training.detection.predict import found_document
 from training.evaluation.average_precision import STATS
 from training.options.dense import BoxesOptions
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)
 

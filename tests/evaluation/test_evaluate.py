@@ -36,6 +36,8 @@ from training.evaluation.predictors import Predictor, open_predictor
 from training.loop.devices.strategies import StrategyOptions
 from training.options.evaluate import EvaluateOptions, InputOptions
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 NAMES = ("ant", "bee", "cat")
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 DIGITS = tuple("0123456789")

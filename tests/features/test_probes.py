@@ -26,7 +26,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli import commands
 from keras_vit.files.keras_model import load_model
 from keras_vit.run import Run
-from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
+from tests.support import FIXTURES, GOLDEN, TINY_STEM, others_slow, randomize, serving
 from training import evaluate, finetune, knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
 from training.features import attentive, extraction, linear_models, nearest_neighbors
@@ -34,6 +34,8 @@ from training.features import probe as probes
 from training.features.linear_models import LeastSquares, few_shot, shots_of, shots_that_fit
 from training.features.probe import Features
 from training.options.features import FeatureOptions, FewshotOptions, KnnOptions, LinearProbeOptions
+
+pytestmark = pytest.mark.usefixtures("models_read_once")
 
 NAMES = ("ant", "bee", "cat")
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -155,13 +157,13 @@ def test_the_attentive_probe_computes_what_aim_does():
     """Against section 4.2 of the paper in NumPy: keys and values of the standardized tokens, heads, the mean query."""
     tokens = np.random.default_rng(0).normal(2.0, 3.0, (6, 5, 8)).astype(np.float32)
     model = attentive.fit_attentive(tokens, np.arange(6) % 3, 3, num_heads=2, epochs=2)
-    queries, key, value = (weight.numpy().astype(np.float64) for weight in model.get_layer("pooling").weights)
+    query, key, value = (weight.numpy().astype(np.float64) for weight in model.get_layer("pooling").weights)
     kernel, bias = (weight.numpy() for weight in model.get_layer("head").weights)
     x = (tokens - tokens.mean((0, 1))) / tokens.std((0, 1))
     for image, found in zip(x, model.predict(tokens, verbose=0), strict=True):
         parts = []
         for head in (slice(0, 4), slice(4, 8)):
-            scores = (image @ key)[:, head] @ queries[0, head] / 2.0
+            scores = (image @ key)[:, head] @ query[head] / 2.0
             weights = np.exp(scores) / np.exp(scores).sum()
             parts.append(weights @ (image @ value)[:, head])
         np.testing.assert_allclose(found, np.concatenate(parts) @ kernel + bias, rtol=1e-4, atol=1e-5)
@@ -191,11 +193,6 @@ def test_the_attentive_probe_stands_in_the_report(run, tmp_path):
     report = (run.path / "linear_probe.md").read_text()
     assert "| attentive probe |" in report
     assert f" {results['attentive']:.1%} |" in report
-    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=2)
-    with pytest.raises(UserError, match="tokens of the patches, which this model lacks"):
-        attentive.attentive_accuracy(
-            model, digits(), LinearProbeOptions(run="x", source=DataOptions("digits"), attentive=1)
-        )
 
 
 def model_of_digits(config: ViTConfig = CONFIG) -> keras.Model:
@@ -331,7 +328,7 @@ def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
 def test_a_model_of_tokens_has_no_features_of_an_image():
     config = dataclasses.replace(CONFIG, classifier="unpooled")
     model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
-    with pytest.raises(UserError, match="no features --features pre_logits"):
+    with pytest.raises(UserError, match="no features pre_logits"):
         extraction.feature_model(model)
 
 
@@ -357,29 +354,22 @@ def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, ru
         np.testing.assert_allclose(found[:3], values, atol=1e-5)
     assert len(list((tmp_path / "cache").iterdir())) == 2 * len(expected)
     if not config.has_class_token:
-        with pytest.raises(UserError, match="no features --features both"):
+        with pytest.raises(UserError, match="no features both"):
             probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, features="both"))
 
 
 def test_a_resnet_has_no_tokens_to_probe():
     model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
-    with pytest.raises(UserError, match="no features --features token"):
-        extraction.feature_model(model, "token")
+    for features in ("token", "patches"):
+        with pytest.raises(UserError, match=f"no features {features}"):
+            extraction.feature_model(model, features)
 
 
 @pytest.mark.parametrize(
-    ("kind", "classes"),
-    [
-        ("pre_logits", 2),
-        ("token", 10),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in itertools.product(["pre_logits", "token", "mean", "both"], [2, 10])
-            if case not in {("pre_logits", 2), ("token", 10)}
-        ),
-    ],
+    "case", others_slow(itertools.product(["pre_logits", "token", "mean", "both"], [2, 10]), ("token", 2))
 )
-def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp_path):
+def test_a_probe_with_a_workdir_is_a_run_with_its_logits(case, run, tmp_path):
+    kind, classes = case
     data = digits()
     rows = np.array([i for i in range(150) if data.train.labels[i] < classes])
     images, labels = zip(*(data.train.example(tf.constant(i)) for i in rows), strict=True)

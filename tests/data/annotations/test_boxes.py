@@ -297,14 +297,6 @@ def test_an_image_that_is_cut_off_is_named_before_the_training(tmp_path):
         box_data_set(data)
 
 
-def test_images_without_any_box_are_refused(tmp_path):
-    data = write_yolo(tmp_path)
-    for file in (tmp_path / "labels").iterdir():
-        file.unlink()
-    with pytest.raises(UserError, match=r"data\.yaml has no box"):
-        open_boxes(BoxesOptions(data=data))
-
-
 def test_roboflow_and_val_folders_are_found(tmp_path, capsys):
     write_yolo(tmp_path / "train")
     (tmp_path / "data.yaml").write_text("train: ../train/images\nval: [train/images]\nnc: 2\nnames: ['cat', 'dog']\n")
