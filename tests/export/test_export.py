@@ -257,8 +257,8 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     config, preprocessing = keras_vit.config_of(model), keras_vit.preprocessing_of(model)
     padded = keras_vit.build(config, preprocessing=dataclasses.replace(preprocessing, resize="pad"), num_classes=7)
     padded.set_weights(model.get_weights())
-    warm = Provenance(temperature=2.0)
-    for given in ((other, LABELS), (model, LABELS[::-1]), (padded, LABELS), (model, LABELS, warm)):
+    several = Provenance(multi_label=True)
+    for given in ((other, LABELS), (model, LABELS[::-1]), (padded, LABELS), (model, LABELS, several)):
         with pytest.raises(UserError, match="phone already holds the export of another model .export.sha256"):
             tflite_of(*given[:2], samples, phone, ["float32"], origin=(*given, None)[2])
     assert {path.name: path.read_bytes() for path in phone.iterdir()} == before
