@@ -339,7 +339,7 @@ def not_an_image(path: pathlib.Path) -> None:
         (tflite, "labels.txt", lambda path: path.write_text(""), "does not name its 7 classes"),
         (saved_model, "model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
         (tflite, "model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
-        (tflite, "model.keras", lambda path: path.write_bytes(b""), "model.keras is not a complete .keras file"),
+        (tflite, "model.keras", lambda path: path.write_bytes(b""), "model.keras cannot be read as a Keras model"),
         (saved_model, "model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must belong"),
         (tflite, "samples.npz", truncate, "samples.npz cannot be read as an .npz"),
         (saved_model, "samples.npz", without_images, "samples.npz has no sample images; train again"),
