@@ -1,7 +1,6 @@
 """Fine-tuning: any checkpoint becomes a run on other images."""
 
 import json
-import pathlib
 import shutil
 from collections.abc import Callable
 
@@ -132,30 +131,20 @@ def test_what_cannot_be_started_from_is_refused_and_leaves_nothing(command, word
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(name="old_run")
-def _old_run(upstream, tmp_path) -> pathlib.Path:
-    """A run as older versions wrote it: without an id, and without a background in its preprocessing."""
-    old = tmp_path / "old"
-    shutil.copytree(upstream.path, old)
+@pytest.mark.slow
+def test_a_run_of_an_older_version_is_evaluated_finetuned_and_exported(upstream, tmp_path):
+    """Without an id, and without a background in its preprocessing."""
+    old = shutil.copytree(upstream.path, tmp_path / "old")
     config = json.loads((old / "config.json").read_text())
     del config["id"]
     (old / "config.json").write_text(json.dumps(config))
     model = keras.models.load_model(old / "model.keras")
     del next(layer for layer in model.layers if hasattr(layer, "preprocessing")).preprocessing["background"]
     model.save(old / "model.keras")
-    return old
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_is_evaluated(upstream, old_run):
-    evaluate.main(["--run", str(old_run), "--data", "digits"])
-    accuracy = json.loads((old_run / "evaluation.json").read_text())["accuracy"]
+    evaluate.main(["--run", str(old), "--data", "digits"])
+    accuracy = json.loads((old / "evaluation.json").read_text())["accuracy"]
     assert accuracy == pytest.approx(upstream.metrics()[-1]["val_accuracy"])
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_is_finetuned_and_exported(old_run, tmp_path):
-    finetune.main([*COMMAND, "--checkpoint", str(old_run), "--workdir", str(tmp_path / "new")])
-    tflite.main(["--run", str(old_run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    finetune.main([*COMMAND, "--checkpoint", str(old), "--workdir", str(tmp_path / "new")])
+    tflite.main(["--run", str(old), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     assert load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
     assert list((tmp_path / "phone").glob("*.tflite"))
