@@ -23,7 +23,7 @@ from training.recipes.dense import EOMT, LINEAR, SegmentRecipe
 from training.recipes.recipe import Schedule
 
 TINY = keras_vit.ViTConfig(
-    patch_size=8, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=48, classifier="none", with_class_token=True
+    patch_size=8, hidden_size=24, num_layers=3, num_heads=3, mlp_dim=48, classifier="none", with_class_token=True
 )
 RECIPE = dataclasses.replace(
     EOMT, image_size=(SIDE, SIDE), batch_size=8, steps=6, num_queries=6, num_blocks=2,

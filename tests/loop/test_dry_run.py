@@ -34,7 +34,7 @@ def test_a_dry_run_tells_all_and_trains_nothing(tmp_path, monkeypatch, capsys):
         "recipe.model.hidden_size: 12",
         "source.data: digits",
         "132 of 32 images, 4,224 in all",
-        "1,614",  # parameters
+        "1,590",  # parameters
         "activations of 32 images",
         "     0.002 |",
         "nothing was trained",
