@@ -2,10 +2,13 @@
 
 import ast
 import graphlib
+import importlib
+import json
 import pathlib
 import subprocess
 import sys
 
+import keras
 import pytest
 
 import keras_vit.inspection
@@ -150,9 +153,15 @@ def test_a_package_has_all_its_names(package):
         package.nothing  # noqa: B018
 
 
-def test_packages_import_keras_only_for_their_names():
-    code = "import sys, keras_vit, keras_vit.inspection; dir(keras_vit.inspection); sys.exit('keras' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+def test_packages_import_keras_only_for_their_names_and_keras_knows_all_their_layers():
+    code = "import sys, json, keras_vit, keras_vit.inspection\ndir(keras_vit.inspection)\n"
+    code += "before = 'keras' in sys.modules\nimport keras\nprint(json.dumps([before, list(keras.saving.get_custom_objects())]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    before, known = json.loads(done.stdout)
+    assert not before
+    importlib.import_module("keras_vit.text.tower")
+    registered = keras.saving.get_custom_objects().items()
+    assert {*known} == {name for name, kind in registered if kind.__module__.startswith("keras_vit.")} != set()
 
 
 @pytest.mark.slow

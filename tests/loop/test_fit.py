@@ -421,7 +421,7 @@ def test_a_warmup_or_cooldown_that_is_longer_than_the_run_is_shortened_and_said(
     optimizer = killed_trainer(tmp_path, recipe=recipe).optimizer
     printed = capsys.readouterr().out
     for part in ("warm-up of 100", "cooldown of 14"):
-        assert f"The {part} steps is not shorter than the run of 14; it takes 1 instead." in printed
+        assert f"The {part} steps is not shorter than the run of 14, so it is shortened to 1." in printed
     optimizer.iterations.assign(2)
     assert float(optimizer.learning_rate) > 0.5 * recipe.learning_rate  # not in a warm-up
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing
 from keras_vit.images import graph
+from training.data import randaugment
 
 # The area and aspect of Inception crops, as vit_jax and big_vision draw them.
 _CROP_AREA = (0.05, 1.0)
@@ -232,12 +233,12 @@ def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Ten
 
 def grayscale(images: tf.Tensor, _: tf.Tensor | None = None) -> tf.Tensor:
     """Return the luma in every channel."""
-    return images if images.shape[-1] == 1 else _layers().grayscale.augment_images(images)
+    return images if images.shape[-1] == 1 else tf.image.grayscale_to_rgb(tf.image.rgb_to_grayscale(images))
 
 
 def solarize(images: tf.Tensor, _: tf.Tensor | None = None) -> tf.Tensor:
     """Values from 128 on inverted."""
-    return _layers().solarization.augment_images(images, {"additions": 0.0, "thresholds": _SOLARIZE_THRESHOLD})
+    return randaugment.solarize(images, _SOLARIZE_THRESHOLD)
 
 
 def gaussian_blur(images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
@@ -282,7 +283,5 @@ def _layers() -> types.SimpleNamespace:
             brightness=layers.RandomBrightness(0.0, value_range=(0, 255), **common),
             contrast=layers.RandomContrast((0, 255), 0.0, **common),
             saturation=layers.RandomSaturation(0.5, **common),
-            grayscale=layers.Grayscale(output_channels=3, **common),
-            solarization=layers.Solarization((0, 255), **common),
             blur=layers.RandomGaussianBlur(2 * _BLUR_RADIUS + 1, 0.0, **common),
         )
