@@ -155,7 +155,8 @@ def test_a_package_has_all_its_names(package):
 
 def test_packages_import_keras_only_for_their_names_and_keras_knows_all_their_layers():
     code = "import sys, json, keras_vit, keras_vit.inspection\ndir(keras_vit.inspection)\n"
-    code += "before = 'keras' in sys.modules\nimport keras\nprint(json.dumps([before, list(keras.saving.get_custom_objects())]))"
+    code += "before = 'keras' in sys.modules\nimport keras\n"
+    code += "print(json.dumps([before, list(keras.saving.get_custom_objects())]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     before, known = json.loads(done.stdout)
     assert not before
