@@ -40,15 +40,16 @@ def poisoned(model: keras.Model) -> keras.Model:
     return model
 
 
-def seeds(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+def seeds(folder: pathlib.Path, models: dict[str, keras.Model]) -> dict[str, pathlib.Path]:
     """One good file for each layout."""
     files = {}
-    for layout in LAYOUTS:
-        model, path = fresh(layout), folder / f"{layout}{SUFFIXES.get(layout, '.npz')}"
+    for layout, model in models.items():
+        path = folder / f"{layout}{SUFFIXES.get(layout, '.npz')}"
         rng = np.random.default_rng(1)
         model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
         keras_vit.save_checkpoint(model, path, layout=layout)
         files[layout] = path / "model.safetensors" if layout == "huggingface" else path
+        poisoned(model)
     return files
 
 
@@ -124,7 +125,8 @@ def attempt(layout: str, path: pathlib.Path, model: keras.Model, rng: random.Ran
 
 
 def campaign(folder: pathlib.Path, count: int) -> dict[bool, int]:
-    models, files = {layout: fresh(layout) for layout in LAYOUTS}, seeds(folder)
+    models = {layout: fresh(layout) for layout in LAYOUTS}
+    files = seeds(folder, models)
     outcomes = {True: 0, False: 0}
     for layout, path in files.items():
         assert attempt(layout, path, models[layout], random.Random(0)), layout
