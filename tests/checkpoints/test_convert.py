@@ -62,25 +62,22 @@ def test_a_keras_model_is_adapted_and_converted(tmp_path, capsys):
     assert keras_vit.describe(tmp_path / "x.npz", stored_grid=(3, 10)).num_classes == 5
 
 
-def test_preprocessing_that_a_file_cannot_hold_is_reported(tmp_path, capsys):
-    preprocessing = keras_vit.Preprocessing(24, resize="resize-small", crop_from=30, value_range=(0.0, 1.0))
-    config = dataclasses.replace(TINY, patch_size=8)
-    randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=3)).save(tmp_path / "model.keras")
-    convert.main([str(tmp_path / "model.keras"), str(tmp_path / "x.npz"), "--layout", "npz"])
-    lines = capsys.readouterr().out.partition("Next:")[0].splitlines()
-    assert "smaller side resized to 30, center crop to 24 x 24 (area), 0..255 to 0.0..1.0." in lines[-2]
-    assert "stretched to 24 x 24 (bilinear), 0..255 to -1.0..1.0; set it there." in lines[-1]
-    convert.main([str(tmp_path / "model.keras"), str(tmp_path / "hf"), "--layout", "huggingface"])
-    assert "smaller side resized to 30, center crop to 24 x 24 (box, antialiased" in capsys.readouterr().out
-
-
-def test_preprocessing_that_the_folder_says_is_not_reported(tmp_path, capsys):
-    fields = {"library": "transformers", "background": None, "interpolation": "bicubic"}
+@pytest.mark.parametrize("of_folder", [False, True], ids=["own", "that of transformers"])
+def test_preprocessing_that_a_file_cannot_hold_is_reported(of_folder, tmp_path, capsys):
+    fields = {"library": "transformers", "background": None, "interpolation": "bicubic"} if of_folder else {}
     preprocessing = keras_vit.Preprocessing(24, resize="resize-small", crop_from=30, value_range=(0.0, 1.0), **fields)
     config = dataclasses.replace(TINY, patch_size=8)
     randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=3)).save(tmp_path / "model.keras")
     convert.main([str(tmp_path / "model.keras"), str(tmp_path / "hf"), "--layout", "huggingface"])
-    assert "Images" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    if of_folder:
+        assert "Images" not in printed
+        return
+    assert "smaller side resized to 30, center crop to 24 x 24 (box, antialiased" in printed
+    convert.main([str(tmp_path / "model.keras"), str(tmp_path / "x.npz"), "--layout", "npz"])
+    lines = capsys.readouterr().out.partition("Next:")[0].splitlines()
+    assert "smaller side resized to 30, center crop to 24 x 24 (area), 0..255 to 0.0..1.0." in lines[-2]
+    assert "stretched to 24 x 24 (bilinear), 0..255 to -1.0..1.0; set it there." in lines[-1]
 
 
 def test_differing_epsilons_of_a_resnet_are_reported(tmp_path, capsys):

@@ -82,19 +82,12 @@ def test_a_config_that_contradicts_the_arrays_is_refused(change, sentence, tmp_p
 
 
 def test_a_timm_image_size_in_model_args_must_match_the_arrays(tmp_path):
-    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
-    config = {
-        "architecture": "vit_base_patch16_224",
-        "model_args": {"num_heads": 4},
-        "pretrained_cfg": {"input_size": [3, 224, 224]},
-    }
-    write_json(tmp_path / "config.json", config)
-    assert images_of(tmp_path).image_size == (32, 32)
+    config = {"architecture": "vit_base_patch16_224", "pretrained_cfg": {"input_size": [3, 224, 224]}}
+    folder = timm_folder(tmp_path, **config, model_args={"num_heads": 4})
+    assert images_of(folder).image_size == (32, 32)
     for change, sentence in (({"img_size": 64}, "image_size="), ({"depth": 9}, "depth=9"), ({"embed_dim": 9}, "dim=9")):
-        (tmp_path / "config.json").unlink()
-        write_json(tmp_path / "config.json", config | {"model_args": {"num_heads": 4} | change})
         with pytest.raises(UserError, match=f"config.json says .*{sentence}"):
-            keras_vit.from_checkpoint(tmp_path)
+            keras_vit.from_checkpoint(timm_folder(tmp_path, **config, model_args={"num_heads": 4} | change))
 
 
 @pytest.mark.parametrize("kind", ["vit_msn", None])
@@ -104,23 +97,41 @@ def test_gelu_and_epsilon_are_read_for_every_model_type(kind, tmp_path):
     assert (config.gelu, config.layer_norm_epsilon) == ("tanh", 1e-7)
 
 
+SQUARE = {"height": 32, "width": 32}
+CROPPED = {"size": {"height": 40, "width": 40}, "crop_size": SQUARE}
+STRETCHED = {"resize": "stretch", "crop_from": None}
+
+
 @pytest.mark.parametrize(
     ("processor", "expected"),
     [
-        ({"do_normalize": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, (0.0, 1.0)),
-        ({"do_rescale": False, "do_normalize": False}, (0.0, 255.0)),
-        ({"do_normalize": None}, (0.0, 1.0)),
-        ({"do_rescale": None, "do_normalize": None}, (0.0, 255.0)),
-        ({"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}, (-1.0, 1.0)),
-        ({"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}, (-1.0, 1.0)),
-        ({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}, (-2.0, 2.0)),
-        ({}, (-1.0, 1.0)),
+        ({"do_normalize": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, {"value_range": (0.0, 1.0)}),
+        ({"do_rescale": False, "do_normalize": False}, {"value_range": (0.0, 255.0)}),
+        ({"do_normalize": None}, {"value_range": (0.0, 1.0)}),
+        ({"do_rescale": None, "do_normalize": None}, {"value_range": (0.0, 255.0)}),
+        ({"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}, {"value_range": (-1.0, 1.0)}),
+        ({"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}, {"value_range": (-1.0, 1.0)}),
+        ({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}, {"value_range": (-2.0, 2.0)}),
+        ({}, {"value_range": (-1.0, 1.0), "dtype": "uint8", "library": "transformers"}),
+        ({"resample": 3, "size": 32}, STRETCHED | {"interpolation": "bicubic"}),
+        ({"resample": 0, "size": 32}, STRETCHED | {"interpolation": "nearest"}),
+        ({"do_resize": False}, STRETCHED | {"interpolation": "bilinear"}),
+        ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, STRETCHED),
+        ({"size": 32, "do_center_crop": True, "crop_size": 32, "resample": 2}, STRETCHED),
+        ({"feature_extractor_type": "DeiTFeatureExtractor", **CROPPED}, {"crop_from": (40, 40)}),
+        (
+            {"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32},
+            {"resize": "resize-small", "crop_from": 32},
+        ),
+        ({"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 32}, {"crop_from": 37}),
+        ({"image_processor_type": "SiglipImageProcessor", "size": SQUARE}, STRETCHED | {"interpolation": "bicubic"}),
     ],
 )
-def test_the_value_range_is_that_of_the_processor(processor, expected, tmp_path):
-    folder = with_config(tmp_path, "preprocessor_config.json", **processor)
-    found = images_of(folder).value_range
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+def test_the_images_are_those_of_the_processor(processor, expected, tmp_path):
+    found = images_of(with_config(tmp_path, "preprocessor_config.json", **processor))
+    assert found.image_size == (32, 32)
+    for name, value in expected.items():
+        assert getattr(found, name) == (pytest.approx(value) if name == "value_range" else value)
 
 
 def test_a_mean_of_other_channels_is_warned_of(tmp_path):
@@ -222,7 +233,6 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("hf_bit", {"patch_size": 8}, "patch_size=8 does not apply, because the file is of a ResNet"),
         ("hf_bit", {"num_heads": 4}, "num_heads=4 does not apply, because the file is of a ResNet; leave it out"),
         ("vit_token.npz", {"conv_stem_strides": (2, 2)}, "does not apply, because the file has no early convolutions"),
         ("vit_token.npz", {"position_embedding": "none"}, "does not apply, because the file has a table of them"),
@@ -230,14 +240,11 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
         ("bv_vit_gap_sincos.npz", {"stored_grid": (4, 4)}, "because the file has no table of position embeddings"),
         ("vit_token.npz", {"resampler": "cubic"}, "no resampler named 'cubic'; the nearest names are bicubic"),
         ("vit_token.npz", {"channel_rule": "sum"}, "channel_rule must be one of mean, repeat, but is 'sum'"),
-        ("vit_gap.npz", {"classifier": "cls"}, "classifier must be one of token, gap"),
         ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": "222"}, "must be integers of at least 1"),
         ("vit_token.npz", {"gelu": "relu"}, "gelu must be one of tanh, erf"),
         ("vit_token.npz", {"keep_pre_logits": True}, "keep_pre_logits=True does not apply"),
         ("vit_token.npz", {"stored_grid": 4}, "stored_grid must be two integers of at least 1, but is 4"),
         ("vit_token.npz", {"num_heads": "4"}, "num_heads must be an integer of at least 1, but is '4'"),
-        ("vit_token.npz", {"num_classes": 2.0}, "num_classes must be an integer of at least 0, but is 2.0"),
-        ("vit_token.npz", {"patch_size": (8, 8, 8)}, "patch_size must be two integers"),
         ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": (2, 2)}, "as many channels as odd kernel sizes"),
     ],
 )
@@ -325,14 +332,9 @@ def timm_folder(folder: pathlib.Path, fixture: str = "timm_vit", **config) -> pa
         ("vit_base_patch16_224", {}, (12, "erf")),
         ("vit_base_patch16_224.augreg_in21k", {"num_heads": 4, "act_layer": None, "drop_path_rate": 0.1}, (4, "erf")),
         ("vit_base_patch16_gap_224", {}, (16, "erf")),
-        ("vit_base_patch16_siglip_gap_224", {}, (12, "erf")),
         ("vit_base_patch32_siglip_gap_256", {}, (12, "tanh")),
-        ("vit_large_patch16_siglip_gap_384", {}, (16, "erf")),
         ("vit_large_patch16_siglip_gap_512", {}, (16, "tanh")),
-        ("vit_so400m_patch14_siglip_gap_896", {}, (16, "erf")),
-        ("vit_so400m_patch16_siglip_gap_256", {}, (16, "tanh")),
         ("vit_giantopt_patch16_siglip_gap_384", {}, (16, "tanh")),
-        ("vit_giantopt_patch16_siglip_gap_384", {"act_layer": "gelu"}, (16, "erf")),
         ("vit_giantopt_patch16_siglip_gap_384", {"act_layer": None, "fc_norm": None}, (16, "erf")),
         ("vit_base_patch16_224", {"act_layer": "gelu_tanh", "no_embed_class": False}, (12, "tanh")),
         ("vit_base_patch16_224", {"act_layer": "quick_gelu", "no_embed_class": True}, (12, "quick")),
@@ -350,23 +352,18 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
     ("architecture", "arguments", "name"),
     [
         ("vit_base_patch16_rpn_224", {}, "architecture='vit_base_patch16_rpn_224'"),
-        ("vit_so150m_patch16_reg4_map_256", {}, "architecture="),
-        ("aimv2_large_patch14_224", {}, "architecture="),
         (None, {}, "architecture='None'"),
         (["vit_base_patch16_224"], {}, "architecture="),
         ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'"),
-        ("vit_base_patch16_224", {"act_layer": ["gelu"]}, "act_layer="),
         ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer='rmsnorm'"),
         ("vit_base_patch16_224", {"block_fn": "ResPostBlock"}, "block_fn='ResPostBlock'"),
         ("vit_base_patch16_224", {"qk_norm": True}, "qk_norm=True"),
-        ("vit_base_patch16_224", {"proj_bias": False}, "proj_bias=False"),
         ("vit_base_patch16_224", {"class_token": None}, "class_token=None"),
         ("vit_base_patch16_clip_224", {"norm_layer": None}, "norm_layer=None"),
         ("vit_base_patch16_224", {"mlp_layer": False}, "mlp_layer=False"),
         ("vit_tiny_r_s16_p8_224", {"padding_same": False}, "padding_same=False"),
         ("resnetv2_50x1_bit", {"output_stride": 16}, "output_stride=16"),
         ("resnetv2_50x1_bit", {"stem_type": "same"}, "stem_type='same'"),
-        ("resnetv2_50x1_bit", {"act_layer": "gelu"}, "act_layer='gelu'"),
     ],
 )
 def test_unsupported_timm_architectures_and_arguments_are_refused(architecture, arguments, name):
@@ -414,15 +411,11 @@ def test_rotary_models_with_the_arrays_of_clip_are_not_taken_for_it(tmp_path):
 
 
 def test_a_bare_flexivit_resizes_positions_as_flexivit_does(tmp_path):
-    config = {"architecture": "flexivit_small", "model_args": {"num_heads": 4, "img_size": 32}}
-    (tmp_path / "named").mkdir()
-    shutil.copy(MODERN / "timm_flexivit.safetensors", tmp_path / "named" / "model.safetensors")
-    bare = keras_vit.from_checkpoint(MODERN / "timm_flexivit.safetensors", num_heads=4, image_size=48)
-    size = keras_vit.describe(MODERN / "timm_flexivit.safetensors").image_size[0]
-    config["model_args"]["img_size"] = size
-    write_json(tmp_path / "named" / "config.json", config)
-    named = keras_vit.from_checkpoint(tmp_path / "named", image_size=48)
-    assert_equal_weights(bare, named)
+    file = MODERN / "timm_flexivit.safetensors"
+    arguments = {"num_heads": 4, "img_size": keras_vit.describe(file).image_size[0]}
+    named = timm_folder(tmp_path, "modern/timm_flexivit", architecture="flexivit_small", model_args=arguments)
+    bare = keras_vit.from_checkpoint(file, num_heads=4, image_size=48)
+    assert_equal_weights(bare, keras_vit.from_checkpoint(named, image_size=48))
 
 
 def test_a_name_with_gap_means_the_mean_of_the_patches(tmp_path):
@@ -465,10 +458,9 @@ def test_a_mean_beside_a_class_token_is_read_and_written(tmp_path):
 
 
 def test_a_bottleneck_bit_without_config_is_refused_for_its_padding(tmp_path):
-    (tmp_path / "bit").mkdir()
-    shutil.copy(FIXTURES / "hf_bit_bottleneck_same" / "model.safetensors", tmp_path / "bit")
+    shutil.copy(FIXTURES / "hf_bit_bottleneck_same" / "model.safetensors", tmp_path)
     with pytest.raises(UserError, match="put the config.json beside the file"):
-        keras_vit.from_checkpoint(tmp_path / "bit")
+        keras_vit.from_checkpoint(tmp_path)
 
 
 def test_default_heads_are_for_official_models_only(official_file, tmp_path):
@@ -490,7 +482,7 @@ def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
     for field, sentence in (("patch_size", r"patch_size=\(16, 16\)"), ("hidden_size", "hidden_size=768")):
         with pytest.raises(UserError, match=sentence):
             keras_vit.from_checkpoint(with_config(tmp_path / field, drop=[field]))
-    with pytest.raises(UserError, match="neither model_type nor num_attention_heads"):
+    with pytest.raises(UserError, match="'model_type' as a name, or num_attention_heads"):
         keras_vit.from_checkpoint(with_config(tmp_path / "none", drop=("model_type", "num_attention_heads")))
 
 
@@ -562,7 +554,7 @@ def test_a_saved_processor_makes_the_pixels_of_the_model(fields, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "resize", "words"), [((16, 24), "crop", "'crop' to 16x24"), ((24, 24), "pad", "cannot resize by 'pad'")]
+    ("size", "resize", "words"), [((16, 24), "crop", "'crop' to 16x24"), ((24, 24), "pad", "'pad' to 24x24")]
 )
 def test_what_transformers_cannot_resize_is_not_saved_for_it(size, resize, words, tmp_path):
     preprocessing = keras_vit.Preprocessing(size, resize=resize)
@@ -601,35 +593,6 @@ def test_a_fifth_stage_is_refused_because_torch_dilates_it(tmp_path, monkeypatch
     keras_vit.save_checkpoint(model, tmp_path / "x", layout="huggingface")
     with pytest.raises(UserError, match="has 5 stages"):
         keras_vit.from_checkpoint(tmp_path / "x")
-
-
-SQUARE = {"height": 32, "width": 32}
-CROPPED = {"size": {"height": 40, "width": 40}, "crop_size": SQUARE}
-
-
-@pytest.mark.parametrize(
-    ("processor", "resize", "crop_from", "interpolation"),
-    [
-        ({"resample": 3, "size": 32}, "stretch", None, "bicubic"),
-        ({"resample": 0, "size": 32}, "stretch", None, "nearest"),
-        ({"do_resize": False}, "stretch", None, "bilinear"),
-        ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, "stretch", None, "bilinear"),
-        ({"size": 32, "do_center_crop": True, "crop_size": 32, "resample": 2}, "stretch", None, "bilinear"),
-        ({"feature_extractor_type": "DeiTFeatureExtractor", **CROPPED}, "stretch", (40, 40), "bicubic"),
-        ({"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32}, "resize-small", 32, "bicubic"),
-        ({"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 32}, "resize-small", 37, "bicubic"),
-        ({"image_processor_type": "SiglipImageProcessor", "size": SQUARE}, "stretch", None, "bicubic"),
-    ],
-)
-def test_the_filter_mean_and_deviation_are_those_of_the_processor(
-    processor, resize, crop_from, interpolation, tmp_path
-):
-    mean_and_deviation = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
-    folder = with_config(tmp_path, "preprocessor_config.json", **mean_and_deviation, **processor)
-    found = images_of(folder)
-    assert (found.resize, found.crop_from, found.value_range) == (resize, crop_from, (-2.0, 2.0))
-    assert found.image_size == (32, 32)
-    assert (found.interpolation, found.dtype, found.library) == (interpolation, "uint8", "transformers")
 
 
 @pytest.mark.parametrize(

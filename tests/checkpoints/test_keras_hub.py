@@ -150,8 +150,8 @@ def test_biases_that_blocks_here_cannot_leave_out_are_zeros(unpacked, tmp_path):
 @pytest.mark.parametrize(
     ("name", "file", "fields", "sentence"),
     [
-        ("hub_vit_rectangular", "task.json", {"pooling": "gap"}, "averages the class token, too"),
-        ("hub_vit_gap", "task.json", {"pooling": "token"}, "reads the first patch"),
+        ("hub_vit_rectangular", "task.json", {"pooling": "gap"}, "unsupported pooling='gap'; supported: token"),
+        ("hub_vit_gap", "task.json", {"pooling": "token"}, "unsupported pooling='token'; supported: gap"),
         ("hub_vit_rectangular", "config.json", {"num_heads": 3}, "has 2 heads"),
         ("hub_vit_rectangular", "config.json", {"hidden_dim": 16}, "says hidden_dim=16"),
         ("hub_dinov3", "config.json", {"rope_theta": 10.0}, "unsupported rope_theta=10.0"),

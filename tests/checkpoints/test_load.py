@@ -98,7 +98,7 @@ def test_num_classes_gives_a_head_of_zeros_and_no_pre_logits():
 
 
 def test_a_grid_that_is_not_square_needs_stored_grid():
-    with pytest.raises(UserError, match="24 patches, which is not square; .* give stored_grid="):
+    with pytest.raises(UserError, match="24 patches, not for a square; .* give stored_grid="):
         keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz")
     by_grid = keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
     assert keras_vit.preprocessing_of(by_grid).image_size == (32, 48)

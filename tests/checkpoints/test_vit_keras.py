@@ -52,42 +52,20 @@ def test_what_models_here_do_not_compute_is_refused_by_name(file, sentence):
         keras_vit.from_checkpoint(FILES / file)
 
 
-def changed_description(change):
-    def damage(file: h5py.File) -> None:
-        file.attrs["model_config"] = change(file.attrs["model_config"])
-
-    return damage
-
-
-def external(file: h5py.File) -> None:
-    del file["model_weights/head/head/bias:0"]
-    file.create_dataset("model_weights/head/head/bias:0", shape=(5,), dtype="f4", external=[("/etc/hostname", 0, 20)])
-
-
-def huge(file: h5py.File) -> None:
-    del file["model_weights/head/head/bias:0"]
-    file.create_dataset("model_weights/head/head/bias:0", shape=(10**12,), dtype="f4", chunks=(1000,))
-
-
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("change", "sentence"),
     [
-        (external, "is in another file"),
-        (huge, "cannot be of this file"),
-        (changed_description(lambda text: text[:100]), "cannot be read|damaged"),
-        (changed_description(lambda text: text.replace('"layers": [', '"layers": [3, ')), "layer without settings"),
-        (
-            changed_description(lambda text: text.replace('"num_heads": 3', '"num_heads": 4', 1)),
-            "one number for all blocks",
-        ),
-        (changed_description(lambda text: text.replace("Custom>ClassToken", "Custom>Other")), "other layers"),
-        (changed_description(lambda text: text.replace("ExtractToken", "Mine")), "unsupported Lambda='Mine'"),
+        (lambda text: text[:100], "cannot be read|damaged"),
+        (lambda text: text.replace('"layers": [', '"layers": [3, '), "a config, but gives 3"),
+        (lambda text: text.replace('"num_heads": 3', '"num_heads": 4', 1), "one number for all blocks"),
+        (lambda text: text.replace("Custom>ClassToken", "Custom>Other"), "other layers"),
+        (lambda text: text.replace("ExtractToken", "Mine"), "unsupported Lambda='Mine'"),
     ],
 )
-def test_hostile_files_are_refused_without_running_their_code(damage, sentence, tmp_path):
+def test_another_description_is_refused_without_running_its_code(change, sentence, tmp_path):
     shutil.copy(FILES / "vit_keras_whole.h5", tmp_path / "x.h5")
     with h5py.File(tmp_path / "x.h5", "a") as file:
-        damage(file)
+        file.attrs["model_config"] = change(file.attrs["model_config"])
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(tmp_path / "x.h5")
 

@@ -132,7 +132,7 @@ def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, t
         (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
         (["--classes", "w2", "data/", "w3"], "'w3' stands behind the image 'data/'"),
         (["--classes", "w2", "24/7", "data/"], "There is no image or folder '24/7', as which --classes accepts"),
-        (["--classes", "w2", "names.txt", "data/"], "accepts texts or one text file, but got 'names.txt' beside"),
+        (["--classes", "w2", "names.txt", "data/"], "There is no file 'names.txt'"),
         (["--classes", "data/"], "Each class needs a text"),
         (["data", "--classes", "w2", "--num-heads", "4"], "leave --num-heads out"),
     ],

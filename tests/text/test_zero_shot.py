@@ -90,7 +90,6 @@ def test_another_image_size_keeps_the_classes_and_another_head_does_not(folder):
 @pytest.mark.parametrize(
     ("classes", "templates", "message"),
     [
-        ("cat", None, "must be several texts"),
         (["w2", "w3", "w2"], None, "names the class 'w2' twice"),
         (["w2", " "], None, "' ' is empty"),
         ({"cat": ["w3", ""]}, None, "'cat' is empty or has an empty one"),

@@ -28,7 +28,6 @@ from keras_vit.checkpoints.formats.file_config import (
     part,
 )
 from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, check_square, inexpressible
-from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import WEIGHTS, open_hdf5, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import read_json
@@ -431,10 +430,8 @@ def _head(files: Mapping[str, dict], *, has_class_token: bool) -> dict[str, Any]
     check_supported("class_name", files[TASK].get("class_name"), ("ViTImageClassifier", "DeiTImageClassifier"), TASK)
     config = part(files[TASK], "config", TASK)
     pooling, activation = config.get("pooling", "token"), config.get("activation")
-    check_supported("pooling", pooling, ("token", "gap"), TASK)
-    if has_class_token != (pooling == "token"):
-        averages = "averages the class token, too" if has_class_token else "reads the first patch"
-        raise UserError(f"{TASK} has pooling={pooling!r}, which {averages}; models here do not.")
+    # The mean of keras-hub is of the class token, too, and without one its "token" is the first patch.
+    check_supported("pooling", pooling, ("token" if has_class_token else "gap",), TASK)
     check_field(activation is None or isinstance(activation, str), "activation", "the name of one", activation, TASK)
     return {
         "classifier": pooling,
