@@ -69,7 +69,7 @@ FLOORS = (
 # Modules of keras_vit that import backends, inside their functions.
 BACKENDS = {
     "keras_vit.inspection.compute": {"tensorflow", "jax"},  # gradients, which keras.ops has not
-    "keras_vit.models.attention": {"jax"},  # where Keras runs on JAX
+    "keras_vit.models.gpu": {"jax"},  # where Keras runs on JAX
     "keras_vit.models.build": {"tensorflow", "jax"},  # the precision of products, which Keras does not set
     "keras_vit.files.remote": {"tensorflow"},  # reads buckets
     "keras_vit.images.graph": {"tensorflow"},  # decodes JPEGs as training does, where Keras runs on TensorFlow

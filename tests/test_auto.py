@@ -45,10 +45,12 @@ def _backbone(tmp_path_factory) -> pathlib.Path:
 
 def test_without_a_gpu_the_features_stay_frozen_and_whole_images_are_shown(images, backbone, tmp_path, capsys):
     workdir = str(tmp_path / "my run")
-    auto.main(["--data", f"folder:{images}", "--checkpoint", str(backbone), "--workdir", workdir])
+    data = ["--data", f"folder:{images}", "--group", r"\d+"]
+    auto.main([*data, "--checkpoint", str(backbone), "--workdir", workdir])
     printed = capsys.readouterr().out
     assert "The backbone stays frozen, because there is no GPU; its features take about " in printed
-    assert printed.count("Every tenth image of each class is kept") == 1  # the images are looked at once
+    assert printed.count("is kept for evaluation") == 1  # the images are looked at once
+    assert printed.count("60 images in 30 groups") == 1
     assert "Whole images (--resize pad): on 54 training images" in printed
     assert "All images in 5 folds: accuracy " in printed
     run = Run.open(workdir)
@@ -124,7 +126,7 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(images, backbone, tm
     (workdir / "config.json").write_text(json.dumps({"settings": settings}))
     calls = []
 
-    def train(arguments) -> None:
+    def train(arguments, source) -> None:
         calls.append(arguments)
         raise KeyboardInterrupt
 
@@ -140,9 +142,14 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(images, backbone, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["checkpoint", "scratch"])
 def test_the_other_ways_end_with_an_evaluated_run(start, images, backbone, offline, tmp_path, capsys):
-    options = ["--checkpoint", str(backbone), "--minutes", "2"] if start == "checkpoint" else []
-    auto.main(["--data", f"folder:{images}", "--workdir", str(tmp_path / "run"), *options])
+    data, options = f"folder:{images}", ["--checkpoint", str(backbone), "--minutes", "2"]
+    if start == "scratch":  # where an image may have several classes
+        rows = [f"{image},{image.parent.name}|wide" for image in sorted(images.glob("*/*.png"))]
+        (tmp_path / "images.csv").write_text("\n".join(["path,labels", *rows]))
+        data, options = f"csv:{tmp_path / 'images.csv'}", []
+    auto.main(["--data", data, "--group", r"\d+(?=\.)", "--workdir", str(tmp_path / "run"), *options])
     assert (tmp_path / "run" / "evaluation.md").is_file()
     printed = capsys.readouterr().out
     assert printed.count("Next:") == 1
-    assert start == "checkpoint" or printed.count("is kept for evaluation") == 1
+    assert printed.count("is kept for evaluation") == printed.count("images belong together") == 1
+    assert printed.count("60 images in 30 groups") == (start == "checkpoint")

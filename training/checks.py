@@ -11,24 +11,15 @@ from keras_vit import UserError
 from keras_vit.checkpoints.find import check_name
 from keras_vit.cli.parser import Given
 from keras_vit.errors import explained, refuse_without_effect
-from keras_vit.files.atomic import check_unlocked, is_temporary
-from keras_vit.files.labels import LABELS, check_classes
+from keras_vit.files.atomic import check_unlocked
+from keras_vit.files.labels import check_classes
 from keras_vit.files.remote import existing_file, is_remote, output_folder, to_path
-from keras_vit.images.formats import is_hidden
 from keras_vit.run import CONFIG, Run
 from keras_vit.text.classes import classes_of_options
 from training.data.checks import check_data, listed_classes
 from training.data.known_images import check_split
 from training.loop.devices.backend import may_be_slice
-from training.options.common import (
-    PIPELINE,
-    PROBLEMS,
-    RECORD_INDEX,
-    DataOptions,
-    PipelineOptions,
-    Runner,
-    TrainingOptions,
-)
+from training.options.common import DataOptions, PipelineOptions, Runner, TrainingOptions
 from training.options.evaluate import EvaluateOptions
 from training.options.features import FeatureOptions, ProbeOptions
 
@@ -52,19 +43,6 @@ def check_data_service(options: TrainingOptions) -> None:
         if protocol != "grpc":
             raise OSError("no address of gRPC")
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-
-
-def check_shards(output: str) -> None:
-    """Raise UserError for a folder with files of something else, such as images: they would be mixed."""
-    if is_remote(output) or not (folder := output_folder(output)).is_dir():
-        return
-    ours = (RECORD_INDEX, LABELS, PIPELINE, PROBLEMS)
-    for entry in sorted(folder.iterdir()):
-        is_ours = entry.suffix == ".tfrecord" or entry.name in ours
-        if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
-            raise UserError(
-                f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."
-            )
 
 
 def check_outside(workdir: str, data: str) -> None:
@@ -148,11 +126,15 @@ def report_directory(run: Run, output: str | None) -> pathlib.Path:
     if output is None and own is None:
         raise UserError(f"{run.name!r} is not a run directory to put the report into; give --output a directory.")
     directory = output_folder(output or own or "")
-    if (directory / CONFIG).is_file() and not (own and directory.samefile(own)):
-        raise UserError(
-            f"{directory} is the directory of another run, not of {run.name}; give --output a directory of its own."
-        )
+    if not (own and directory.is_dir() and directory.samefile(own)):
+        check_no_run(directory)
     return directory
+
+
+def check_no_run(directory: pathlib.Path) -> None:
+    """Raise UserError for a run directory, whose files others would replace."""
+    if (directory / CONFIG).is_file():
+        raise UserError(f"{directory} is the directory of a run; give --output a directory of its own.")
 
 
 def with_data(given: Given) -> Given:
@@ -234,12 +216,7 @@ def pipeline_options(
 
 def _table_path(data: str) -> str:
     """Return the path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
-    kind, _, path = data.partition(":")
-    if kind != "csv" or not path:
-        raise UserError(
-            f"With --runner, --data accepts csv:FILE with the columns path, label and split, but was given {data!r}; "
-            "write such a file, or leave --runner out."
-        )
+    path = data.removeprefix("csv:")
     if not is_remote(path):
-        existing_file(path, "--data csv:FILE takes one with the columns path, label and split")
+        existing_file(path, "with --runner, --data takes csv:FILE with the columns path, label and split")
     return path

@@ -20,7 +20,6 @@ import numpy as np
 import PIL.Image
 import tensorflow as tf
 
-from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import reason_of
@@ -28,7 +27,7 @@ from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.images.decode import check_png, open_image, turned
 from keras_vit.images.formats import convertible_format, format_problem, is_image_name, orientation
-from training.data.dataset import decoding_problem
+from training.data.dataset import check_some_read, decoding_problem
 from training.data.file_contents import shown
 from training.data.image_folder import images_in
 
@@ -104,12 +103,12 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
                 written = shown(str(target.relative_to(stage)))
             counts[done] += 1
             table.writerow((shown(str(name)), done, written, note))
-        if not first:
-            raise UserError(f"No image of {folder} can be read: {'; '.join(broken)}{_advice(reasons, output)}")
-    rows = [[words, f"{counts[done]:,}"] for done, words in _WORDS_OF.items()]
-    print(markdown_table(["", "files"], rows, num_text_columns=1))
-    if broken:
-        print(f"Broken: {'; '.join(broken)}{'; …' if counts['broken'] > len(broken) else ''}{_advice(reasons, output)}")
+        rows = [[words, f"{counts[done]:,}"] for done, words in _WORDS_OF.items()]
+        print(markdown_table(["", "files"], rows, num_text_columns=1))
+        if broken:
+            more = "; …" if counts["broken"] > len(broken) else ""
+            print(f"Broken: {'; '.join(broken)}{more}{_advice(reasons, output)}")
+        check_some_read(len(first))
     if moved:
         print(
             f"Warning: {len(moved):,} of the copies {'was' if len(moved) == 1 else 'were'} in another folder than the "

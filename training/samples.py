@@ -7,7 +7,7 @@ It writes samples.npz and labels.txt, as in a run directory.
 
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli
+from keras_vit import cli
 from keras_vit.cli import parser
 from training.options.common import SamplesOptions
 
@@ -17,12 +17,11 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples", about=__doc__)
 
     from keras_vit.images.files import SAMPLES
-    from keras_vit.run import CONFIG
+    from training.checks import check_no_run
     from training.data.checks import check_data
 
     check_data(options.source)
-    if (options.output / CONFIG).is_file():
-        raise UserError(f"{options.output} is a run directory; give --output a folder of its own.")
+    check_no_run(options.output)
     cli.require_tensorflow()
 
     from training.data.write import write_samples

@@ -5,14 +5,14 @@ grid.
 """
 
 import contextlib
-import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_vit.errors import UserError, check_integers
+from keras_vit.models.gpu import fused_attention, runs_on_cudnn
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.positions import RotaryPositions
 
@@ -20,10 +20,6 @@ _FORBIDDEN = -30000.0
 # A block's attention probabilities are heads x tokens x tokens. For more tokens than this they take most of the memory
 # that rematerialization leaves, so they are computed for _QUERIES tokens at a time.
 _MANY_TOKENS, _QUERIES = 1024, 256
-# Tokens are padded to a multiple of this for gradients of cuDNN.
-MULTIPLE = 8
-# Widths of a head that cuDNN takes on every GPU since Ampere, whose compute capability is 8.0.
-_WIDEST_HEAD, _AMPERE = 128, 8.0
 
 
 def attention(
@@ -390,68 +386,3 @@ class UnfoldAxis(_Axis):
     def compute_output_shape(self, input_shape):
         sequences, length = self.grid if self.axis == "row" else self.grid[::-1]
         return input_shape[0] and input_shape[0] // sequences, sequences * length, input_shape[-1]
-
-
-def runs_on_cudnn(dtype: str, head_width: int) -> bool:
-    """Whether JAX computes on a GPU whose cuDNN has fused attention for heads of this width and dtype."""
-    if dtype not in ("bfloat16", "float16") or head_width % 8 or head_width > _WIDEST_HEAD:
-        return False
-    import jax
-
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", "")  # of AMD's, "gfx942"
-    return device.platform == "gpu" and capability[:1].isdigit() and float(capability) >= _AMPERE
-
-
-def padded_attention(num_tokens: int, implementation: Literal["cudnn", "xla"] = "cudnn"):
-    """Return the attention of `fused_attention` among N' >= num_tokens tokens, of which only the first are attended to.
-
-    What it returns for the others is of no use.
-    """
-    import jax
-
-    def attend(query, key, value):
-        lengths = jax.numpy.full(query.shape[0], num_tokens, "int32")
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            implementation=implementation,
-        )
-
-    return attend
-
-
-@functools.cache
-def fused_attention(implementation: Literal["cudnn", "xla"] = "cudnn"):
-    """Return cuDNN's attention on JAX: query (B, N, H, d), key and value (B, M, H, d) -> (B, N, H, d).
-
-    The logits are scaled by 1 / sqrt(d). cuDNN computes the attention of any number of tokens, but its gradients only
-    for an even one. So where JAX takes gradients, the tokens are padded to a multiple of 8, and masked; the result is
-    the same up to rounding.
-
-    implementation: see jax.nn.dot_product_attention.
-    """
-    import jax
-
-    attend = functools.partial(jax.nn.dot_product_attention, implementation=implementation)
-
-    def padded(query, key, value):
-        lengths = query.shape[1], key.shape[1]
-        if not any(length % MULTIPLE for length in lengths):
-            return attend(query, key, value)
-        query_lengths, key_lengths = (jax.numpy.full(query.shape[0], length, "int32") for length in lengths)
-        query, key, value = (
-            jax.numpy.pad(x, ((0, 0), (0, -x.shape[1] % MULTIPLE), (0, 0), (0, 0))) for x in (query, key, value)
-        )
-        outputs = attend(query, key, value, query_seq_lengths=query_lengths, key_value_seq_lengths=key_lengths)
-        return outputs[:, : lengths[0]]
-
-    @jax.custom_vjp
-    def fused(query, key, value):
-        return attend(query, key, value)
-
-    fused.defvjp(functools.partial(jax.vjp, padded), lambda pull_back, gradient: pull_back(gradient))
-    return fused

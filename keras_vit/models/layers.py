@@ -15,6 +15,7 @@ from keras import ops
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import zeros
 from keras_vit.models.config import ResNetConfig
+from keras_vit.models.gpu import gelu_of_kept_input, on_tensor_cores
 
 PACKAGE = "keras_vit"
 # Passed to every layer, because the user's Keras may be configured with channels first.
@@ -180,12 +181,18 @@ def group_norm(x, config: ResNetConfig, name: str, scale: str = "ones"):
 
 def gelu_tanh(x):
     """GELU in the tanh form of the original code."""
-    return ops.gelu(x, approximate=True)
+    return _gelu(x, approximate=True)
 
 
 def gelu_erf(x):
     """The exact GELU."""
-    return ops.gelu(x, approximate=False)
+    return _gelu(x, approximate=False)
+
+
+def _gelu(x, *, approximate: bool):
+    if keras.backend.backend() == "jax" and on_tensor_cores(keras.backend.standardize_dtype(x.dtype)):
+        return gelu_of_kept_input(approximate)(x)
+    return ops.gelu(x, approximate=approximate)
 
 
 def gelu_quick(x):

@@ -14,8 +14,8 @@ import pytest
 from keras_vit import UserError
 from keras_vit.files.atomic import locked
 from training import finetune, predict, pretrain, samples, shard, study
-from training.checks import check_outside, check_shards
-from training.data.checks import check_data
+from training.checks import check_outside
+from training.data.checks import check_data, check_shard_folder
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
@@ -98,9 +98,9 @@ MISTAKES = {
     "training.predict --run gone README.md -- --project x": "Options behind -- are those of a pipeline,",
     "training.embed --run gone README.md --output never": NAME,
     "training.embed --run gone --output never": "Give --data, such as folder:pictures, or",
-    "training.embed --run gone --data digits --output never --runner DirectRunner": "With --runner, --data accepts csv",
+    "training.embed --run gone --data digits --output never --runner DirectRunner": "no file 'digits'; with --runner",
     "training.embed --run gone README.md --output never --runner DirectRunner": "--runner needs Apache Beam, which",
-    "training.shard --data csv:gone.csv --output never --runner SparkRunner": "There is no file 'gone.csv'; --data csv",
+    "training.shard --data csv:gone.csv --output never --runner SparkRunner": "no file 'gone.csv'; with --runner",
     "training.similar README.md --index gone": NO_INDEX,
     "training.similar README.md --index gone --output x.txt": "--output accepts a file that ends in .csv or",
     "training.review --index gone --duplicate-similarity 2": "--duplicate-similarity must be in (0, 1],",
@@ -115,7 +115,7 @@ MISTAKES = {
     f"{TRAIN} --data tfrecord:gone/*": "'gone/*' matches none",
     "training.segment fit --checkpoint gone --data tfds:x --workdir never": NAME,
     "training.segment fit --checkpoint augreg:B_16 --data folder:gone --workdir never": "no folder 'gone'; correct",
-    "training.segment fit --checkpoint augreg:B_16 --data voc:tests --workdir never": "tests should hold the folders J",
+    "training.segment fit --checkpoint augreg:B_16 --data voc:tests --workdir never": "no folder 'tests/JPEGImages'",
     "training.pretrain digits --data digits --workdir tests": "tests exists and is not a run directory;",
     "training.pretrain mnist-small --data digits --workdir never --image-size 30": "multiple of the patch height 7",
     "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
@@ -172,12 +172,10 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     (tmp_path / "list.csv").write_text("path,label\nfew/ant/0.png,ant\nfew/bee/0.png,bee\n")
     (tmp_path / "lost.csv").write_text("path,label\nfew/ant/0.png,ant\nfew\\bee\\0.png,bee\nfew/bee/9.png,bee\n")
     (tmp_path / "gone.csv").write_text("path,label\na/0.png,ant\nb/0.png,bee\n")
-    lost = f"Of 3 files that {tmp_path}/lost.csv names, 1 cannot be found, first {tmp_path}/few/bee/9.png; a path is "
-    lost += f"relative to {tmp_path}: correct the paths, or give --on-bad-image skip."
-    gone = (
-        f"Of 2 files that {tmp_path}/gone.csv names, 2 cannot be found, first {tmp_path}/a/0.png; a path is relative "
-    )
-    gone += f"to {tmp_path}: correct the paths."
+    place = f"; a path is relative to {tmp_path}: correct the paths"
+    lost = f"1 of 3 files that {tmp_path}/lost.csv names are not there, such as few/bee/9.png{place}, or give "
+    lost += "--on-bad-image skip."
+    gone = f"2 of 2 files that {tmp_path}/gone.csv names are not there, such as a/0.png, b/0.png{place}."
     (tmp_path / "x.tflite").write_bytes(b"\x1c\0\0\0TFL3")
     options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
     settings = options.settings("pretrain", "digits") | {"images": None}
@@ -295,16 +293,17 @@ def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_i
 def test_the_folder_of_a_csv_file_is_named_where_its_images_are_not_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
-    with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}:"):
+    with pytest.raises(UserError, match=f"such as a.png, b.png; a path is relative to {tmp_path}:"):
         check_data(DataOptions("csv:list.csv"))
 
 
 @pytest.mark.parametrize(
-    ("command", "found"), [(samples, "is a run directory"), (shard, "should be new or empty, but holds config.json")]
+    ("command", "found"),
+    [(samples, "is the directory of a run"), (shard, "should be new or empty, but holds .*")],
 )
 def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=f"{tmp_path} {found}; give --output a folder of its own"):
+    with pytest.raises(UserError, match=f"{tmp_path} {found}; give --output a (folder|directory) of its own"):
         command.main(["--data", "digits", "--output", str(tmp_path)])
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
@@ -317,11 +316,13 @@ def test_tfrecord_files_are_not_written_among_images(name, tmp_path):
         shard.main(["--data", "digits", "--output", str(tmp_path / "pictures")])
 
 
-def test_tfrecord_files_may_be_written_where_nothing_else_is(tmp_path):
+def test_a_pipeline_goes_on_with_its_own_tfrecord_files(tmp_path):
     for name in ("train-00000-of-00001.tfrecord", "records.npz", "labels.txt", ".hidden", "labels.txt.12.tmp"):
         (tmp_path / name).touch()
-    for output in (str(tmp_path), str(tmp_path / "new"), "gs://bucket/shards"):
-        check_shards(output)
+    with pytest.raises(UserError, match="should be new or empty, but holds labels.txt"):
+        check_shard_folder(str(tmp_path))
+    for output in (tmp_path, tmp_path / "new"):
+        assert check_shard_folder(str(output), is_pipeline=True) == output
 
 
 def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):

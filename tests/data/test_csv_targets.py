@@ -121,8 +121,6 @@ def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
         (("path,labels", "a.png,x|x", "b.png,y"), r"Line 2 of .* has the labels 'x\|x'; give different classes"),
         (("path,labels", "a.png,x|", "b.png,y"), r"Line 2 of .* has the labels 'x\|'"),
         (("path,labels", "a.png,x", "./a.png,y"), "Line 2 .* Line 3 .* image './a.png'"),
-        (("path,labels", "a.png,x", "b.png,y|z", "c.png,x;z"), r"are several classes, 'x;z'; put \|"),
-        (("path,labels", "a.png,x", "b.png,y", 'c.png,"y, x"'), r"are several classes, 'y, x'; put \|"),
         (("path,labels", "a.png,x", "b.png,"), "at least two classes"),
         (("path,labels", "", "", "a.png,x", "b.png,y||z"), r"Line 5 of .* has the labels 'y\|\|z'"),
         (("path,labels", 'a.png,"x\ny"', "b.png,z"), "Line 3 of .* the column labels"),
@@ -173,11 +171,11 @@ def test_bars_in_the_column_of_one_class_are_pointed_out(tmp_path, capsys):
     assert "'x|y' is one class" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("other", "warned"), [("x", True), ("x|y", False)])
+@pytest.mark.parametrize(("other", "warned"), [("x", True), ("x|y", False), ("lynx|wild", True)])
 def test_commas_in_a_file_without_bars_are_pointed_out(tmp_path, capsys, other, warned):
     lines = [f'{number}.png,"{"lynx, wild" if number < 20 else other}"' for number in range(40)]
     source = open_source(csv_file(tmp_path, "path,labels", lines), multi_label=True)
-    assert source.labels[0] == "lynx, wild"
+    assert "lynx, wild" in source.labels
     assert ("'lynx, wild' is one class" in capsys.readouterr().out) == warned
 
 

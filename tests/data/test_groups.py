@@ -3,6 +3,7 @@
 import io
 import json
 import pathlib
+import shutil
 import tarfile
 
 import numpy as np
@@ -120,14 +121,20 @@ def test_a_large_group_is_trained_on_unless_there_are_no_others(capsys):
     assert "Warning: The 40 images of 'a' belong together" in capsys.readouterr().out
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path) -> pathlib.Path:
-    """Two classes of nine scenes in four shots each, which lie far apart by name."""
+@pytest.fixture(name="all_shots", scope="module")
+def _all_shots(tmp_path_factory) -> pathlib.Path:
+    place = tmp_path_factory.mktemp("shots")
     for label in ("cat", "dog"):
         for seed in range(9):
             for number, image in enumerate(shots(seed + 100 * (label == "dog"))):
-                save(tmp_path / "pictures", f"{label}/shot{number}-scene{seed}.png", image)
-    return tmp_path / "pictures"
+                save(place, f"{label}/shot{number}-scene{seed}.png", image)
+    return place
+
+
+@pytest.fixture(name="folder")
+def _folder(all_shots, tmp_path) -> pathlib.Path:
+    """Two classes of nine scenes in four shots each, which lie far apart by name."""
+    return shutil.copytree(all_shots, tmp_path / "pictures")
 
 
 def scenes(split) -> set[str]:
@@ -176,7 +183,7 @@ def test_a_column_names_groups(folder):
 
 
 def test_images_without_groups_are_split_as_ever(tmp_path):
-    for number in range(60):
+    for number in range(24):
         save(tmp_path, f"{'even' if number % 2 == 0 else 'odd'}/{number:02}.png", scene(number))
     for seed in (None, 3):
         splits = [
@@ -262,7 +269,7 @@ def write_boxes(folder: pathlib.Path, kind: str, field: str) -> str:
     return f"coco:{folder / 'boxes.json'}"
 
 
-@pytest.mark.parametrize("kind", ["csv", "coco", "masks"])
+@pytest.mark.parametrize("kind", [pytest.param("csv", marks=pytest.mark.slow), "coco", "masks"])
 def test_images_with_boxes_or_masks_have_each_scene_on_one_side(kind, folder):
     def sides(data: str, **options) -> tuple[list[str], list[str]]:
         if kind == "masks":

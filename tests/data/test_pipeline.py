@@ -89,7 +89,6 @@ def epochs_of_one_image(seed: int = 0, **augmentations) -> list[bytes]:
 def test_each_augmentation_changes_an_image_anew_in_every_epoch(augmentation, least, most):
     epochs = epochs_of_one_image(**augmentation)
     assert least <= len(set(epochs)) <= most
-    assert epochs == epochs_of_one_image(**augmentation)
     assert (epochs != epochs_of_one_image(seed=1, **augmentation)) == bool(augmentation)
 
 
@@ -114,9 +113,10 @@ def test_training_pads_as_evaluation_does(inception_crop):
     np.testing.assert_allclose(evaluated[0, :, 0, 0], [1, 1, -1, -1, -1, -1, 1, 1], atol=1e-5)
 
 
-@pytest.fixture(name="files")
-def _files(tmp_path):
+@pytest.fixture(name="files", scope="module")
+def _files(tmp_path_factory):
     """A source of image files, and its folder."""
+    tmp_path = tmp_path_factory.mktemp("files")
     random = np.random.default_rng(0)
     for split, count in (("train", 6), ("test", 3)):
         for name in "ab":
@@ -129,43 +129,50 @@ def _files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("evaluations", "fields"),
     [
-        pytest.param({"resize": "crop", "shift": 1}, marks=pytest.mark.slow),
-        pytest.param({"resize": "pad", "flip": True, "shift": 1}, marks=pytest.mark.slow),
-        pytest.param({"crop_from": 8}, marks=pytest.mark.slow),
-        pytest.param({"randaugment_layers": 1, "randaugment_magnitude": 5.0}, marks=pytest.mark.slow),
-        {"mixup": 0.5, "shift": 1},
+        (1, {"mixup": 0.5, "shift": 1}),
+        *(
+            pytest.param(2, fields, marks=pytest.mark.slow)
+            for fields in (
+                {"resize": "crop", "shift": 1},
+                {"resize": "pad", "flip": True, "shift": 1},
+                {"crop_from": 8},
+                {"randaugment_layers": 1, "randaugment_magnitude": 5.0},
+            )
+        ),
     ],
     ids=str,
 )
-def test_images_that_are_resized_once_give_the_same_batches_without_their_files(fields, files):
+def test_images_that_are_resized_once_give_the_same_batches_without_their_files(evaluations, fields, files):
     source, folder = files
+    moved = folder.with_name("moved")
     recipe = dataclasses.replace(RECIPE, channels=3, **fields)
     preprocessing = recipe.preprocessing(3)
 
     def batches(source):
         training = training_batches(source.train, recipe, preprocessing, num_classes=2, seed=0, first_step=1)
         evaluation = evaluation_batches(source.evaluation, preprocessing, num_classes=2, batch_size=4)
-        return [[tensor.numpy() for tensor in batch] for batch in (*training.take(5), *evaluation)]
+        shown = (*training.take(3), *(evaluation if evaluations > 1 else ()))
+        return [[tensor.numpy() for tensor in batch] for batch in shown]
 
     expected = batches(source)
-    held = resized_once(source, recipe, preprocessing, epochs=2.5, evaluations=2)
+    held = resized_once(source, recipe, preprocessing, epochs=2.5, evaluations=evaluations)
     assert held.fingerprint == source.fingerprint
-    for path in folder.rglob("*.png"):
-        path.unlink()
-    for one, other in zip(batches(held), expected, strict=True):
-        for array, same in zip(one, other, strict=True):
-            np.testing.assert_array_equal(array, same)
+    folder.rename(moved)
+    try:
+        for one, other in zip(batches(held), expected, strict=True):
+            for array, same in zip(one, other, strict=True):
+                np.testing.assert_array_equal(array, same)
+    finally:
+        moved.rename(folder)
 
 
 @pytest.mark.parametrize("fields", [{"inception_crop": True}, {"resize": "resize-small", "crop_from": 7}])
 def test_images_whose_windows_are_random_are_decoded_in_every_epoch(fields, files):
     source, _ = files
     recipe = dataclasses.replace(RECIPE, channels=3, **fields)
-    held = resized_once(source, recipe, recipe.preprocessing(3), epochs=9, evaluations=9)
-    assert held.train is source.train
-    assert held.evaluation is not source.evaluation
+    assert resized_once(source, recipe, recipe.preprocessing(3), epochs=9, evaluations=1).train is source.train
 
 
 def test_images_are_not_held_for_one_epoch_or_if_they_are_large(files, monkeypatch):
@@ -179,9 +186,7 @@ def test_images_are_not_held_for_one_epoch_or_if_they_are_large(files, monkeypat
 
 
 def test_a_batch_larger_than_the_set_is_refused():
-    with pytest.raises(
-        UserError, match="batch of 24 is larger than the training set of 23 images; give --batch-size 23"
-    ):
+    with pytest.raises(UserError, match="takes 24 images, but there are 23"):
         steps_per_epoch(numbered_split(), 24)
 
 

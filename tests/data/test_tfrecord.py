@@ -45,7 +45,7 @@ def sharded(folder: pathlib.Path, output: pathlib.Path, shards: int = 3, **argum
 
 @pytest.fixture(name="shards", scope="module")
 def _shards(folder, tmp_path_factory) -> pathlib.Path:
-    sharded(folder, tmp_path_factory.getbasetemp() / "shards")
+    shard(DataOptions(f"folder:{folder}"), str(tmp_path_factory.getbasetemp() / "shards"), shards=3)
     return tmp_path_factory.getbasetemp() / "shards"
 
 
@@ -54,7 +54,8 @@ def contents(split) -> list[tuple[bytes, int]]:
     return sorted((data.numpy(), int(label)) for data, label in pairs)
 
 
-def test_the_files_of_a_folder_are_kept_byte_by_byte(folder, shards):
+def test_the_files_of_a_folder_are_kept_byte_by_byte_and_their_index_fits(folder, shards, monkeypatch):
+    monkeypatch.setattr("training.data.tfrecord.scan", lambda path: pytest.fail("indexed again"))
     data = f"tfrecord:{shards}/*.tfrecord", f"folder:{folder}"
     records, files = (open_source(DataOptions(each)) for each in data)
     assert records.labels == files.labels == ("class 0", "class 1")
@@ -127,10 +128,10 @@ def write(path: pathlib.Path, examples: list[tuple[bytes, int]], image: str = IM
 GOOD = tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)).numpy()
 
 
-def refuse_examples(split: Split, words: str) -> None:
+def refuse_examples(split: Split, words: str, read: str = "read") -> None:
     """Read all examples, which raises a sentence with these words."""
     with pytest.raises(UserError, match=words), bad_examples_reported(split):
-        list(tf.data.Dataset.range(split.num_examples).map(split.example))
+        list(tf.data.Dataset.range(split.num_examples).map(getattr(split, read)))
 
 
 def test_bad_records_are_named_when_they_are_met_and_skipped_on_request(tmp_path, capsys):
@@ -141,11 +142,11 @@ def test_bad_records_are_named_when_they_are_met_and_skipped_on_request(tmp_path
     words = (
         "2 of 4 images cannot be decoded: record 1 of train.tfrecord.*record 3 of train.tfrecord .not JPEG, PNG, BMP"
     )
-    refuse_examples(source.train, words)
+    refuse_examples(source.train, words, "example")
     skipped = open_source(DataOptions(data, on_bad_image="skip"))
     assert skipped.train.num_examples == 2
     assert "Skipped: 2 of 4 images cannot be decoded" in capsys.readouterr().out
-    labels = [int(label) for _, label in tf.data.Dataset.range(2).map(skipped.train.example)]
+    labels = [int(label) for _, label in tf.data.Dataset.range(2).map(skipped.train.read)]
     assert labels == [0, 1]
 
 
@@ -196,7 +197,7 @@ def test_what_are_no_records_of_images_is_refused(tmp_path):
     opened("has the label 7; correct")
     write(tmp_path / "eval.tfrecord", [(GOOD, 1)])
     (tmp_path / "labels.txt").unlink()
-    opened("need .*labels.txt, with a class in each line, but it is not there")
+    opened("There is no file .*labels.txt.; write one with a class in each line")
     write(tmp_path / "train-00001-of-00003.tfrecord", [(GOOD, 0)])
     opened("names of the TFRecord files speak of 3 shards, but 2 are there, train-00001-of-00003.tfrecord first")
 
@@ -208,7 +209,7 @@ def test_a_number_of_files_that_cannot_be_is_refused(folder, tmp_path):
 
 
 def test_records_that_are_there_are_not_overwritten(folder, shards):
-    with pytest.raises(UserError, match=re.escape(f"{shards} holds TFRecord files already; give another --output")):
+    with pytest.raises(UserError, match=f"{shards} should be new or empty, but holds eval-00000"):
         sharded(folder, shards)
 
 
@@ -240,7 +241,7 @@ def test_a_flipped_bit_is_found_by_the_checksum_of_its_record(tmp_path, capsys):
 
 def test_a_flipped_bit_in_a_length_is_found_when_the_file_is_opened(records, tmp_path):
     flip(tmp_path / "train.tfrecord", 0)
-    with pytest.raises(UserError, match="at byte 0 the length of a record does not fit"):
+    with pytest.raises(UserError, match="at byte 0 the length of a record has another checksum"):
         open_source(DataOptions(records))
 
 

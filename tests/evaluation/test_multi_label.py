@@ -25,12 +25,15 @@ from keras_vit.run import Run
 from tests.data.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain, soup
-from training.data.sources import array_split
+from training.data.sources import array_split, open_source
+from training.evaluation import evaluate as evaluation
 from training.evaluation.metrics import measure_multi_label, multi_label_intervals
+from training.evaluation.predictors import Predictor
 from training.evaluation.report import Subject, multi_label_report, write_report
 from training.loop.build import build_trainer
 from training.objectives.objective import Classification
-from training.options.common import Execution
+from training.options.common import DataOptions, Execution
+from training.options.evaluate import EvaluateOptions
 from training.recipes.pretrain import find_recipe
 
 NAMES = ("bottom", "left", "right")
@@ -120,7 +123,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
     """Images with bright sides, a CSV file that names the sides, and a run of a model that knows nothing yet."""
     place = tmp_path_factory.mktemp("sides")
     rng, lines = np.random.default_rng(0), []
-    for number in range(200):
+    for number in range(120):
         sides = rng.uniform(size=3) < (0.5, 0.5, 0.2)
         lines.append(f"{number}.png,{'|'.join(name for name, there in zip(NAMES, sides, strict=True) if there)}")
     csv_file(place, "path,labels", lines)
@@ -193,36 +196,30 @@ def test_the_report_has_the_precision_of_each_class(place, tmp_path, capsys):
     assert found["mean_average_precision"] == pytest.approx(own)
     assert list(found["classes"]) == list(NAMES)
     with np.load(tmp_path / "predictions.npz") as stored:
-        assert stored["labels"].shape == stored["logits"].shape == (20, 3)
+        assert stored["labels"].shape == stored["logits"].shape == (12, 3)
     text = (tmp_path / "evaluation.md").read_text()
     assert "| bottom |" in text
     assert "exact" not in text
     assert (tmp_path / "precision_recall.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--calibrate"], "--calibrate applies only to images of one class each"),
-        (["--real-labels", "real.json"], "--real-labels applies only to images of one class each"),
-    ],
-)
-def test_options_for_one_class_are_refused(place, options, words):
-    with pytest.raises(UserError, match=words):
-        evaluate.main(["--run", str(place / "run"), "--data", f"csv:{place / 'list.csv'}", *options])
-
-
-def test_data_of_one_class_each_are_refused(place, tmp_path):
-    lines = [f"{number}.png,{NAMES[number % 3]}" for number in range(6)]
-    data = csv_file(tmp_path, "path,label", lines).data
-    options = ["--workdir", str(tmp_path / "new"), "--batch-size", "2", "--warmup-steps", "0"]
+def test_options_and_data_of_one_class_each_are_refused(place, tmp_path):
+    data, several = (DataOptions(f"csv:{folder / 'list.csv'}") for folder in (tmp_path, place))
+    csv_file(tmp_path, "path,label", [f"{number}.png,{NAMES[number % 3]}" for number in range(6)])
+    run = Run.open(str(place / "run"))
+    model = Predictor(run, "model", 3, NAMES, lambda *_: pytest.fail("it was run"), is_multi_label=True)
+    for name, value in (("calibrate", True), ("real_labels", place / "list.csv"), ("max_error", 0.1)):
+        chosen = EvaluateOptions(run.name, several, output=str(tmp_path), **{name: value})
+        option = f"--{name.replace('_', '-')}"
+        with pytest.raises(UserError, match=f"{option} applies only to images of one class each"):
+            evaluation.evaluate(model, open_source(several, multi_label=True), chosen)
     with pytest.raises(UserError, match="was trained on images of several classes each, but these have one class each"):
-        evaluate.main(["--run", str(place / "run"), "--data", data])
+        evaluation.evaluate(model, open_source(data), EvaluateOptions(run.name, data, output=str(tmp_path)))
+    options = ["--workdir", str(tmp_path / "new"), "--batch-size", "2", "--warmup-steps", "0"]
     with pytest.raises(UserError, match="--loss multi-label is for images of several classes each"):
-        pretrain.main(["digits", "--data", data, *options, "--loss", "multi-label"])
-    several = f"csv:{place / 'list.csv'}"
+        pretrain.main(["digits", "--data", data.data, *options, "--loss", "multi-label"])
     with pytest.raises(UserError, match="--loss applies only to labels"):
-        pretrain.main(["digits", "--data", several, *options, "--teacher", "x"])
+        pretrain.main(["digits", "--data", several.data, *options, "--teacher", "x"])
 
 
 def test_predict_names_every_class_that_reaches_the_threshold(place, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -22,9 +23,9 @@ CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_hea
 DIGITS = tuple("0123456789")
 
 
-def make_run(folder, accuracy: float, model, data: str = "digits", labels=DIGITS) -> str:
+def make_run(folder, accuracy: float, model) -> str:
     run = Run.at(folder)
-    run.start({"command": "finetune", "source": {"data": data}}, labels)
+    run.start({"command": "finetune", "source": {"data": "digits"}}, DIGITS)
     run.write_metrics([{"epoch": 1, "val_accuracy": accuracy}])
     run.save_model(model)
     return str(folder)
@@ -38,9 +39,18 @@ def build(seed: int, **fields):
     return model
 
 
+@pytest.fixture(name="saved", scope="module")
+def _saved(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed, accuracy in enumerate((0.3, 0.5, 0.4)):
+        make_run(folder / f"run{seed}", accuracy, build(seed))
+    return folder
+
+
 @pytest.fixture(name="runs")
-def _runs(tmp_path) -> list[str]:
-    return [make_run(tmp_path / f"run{seed}", accuracy, build(seed)) for seed, accuracy in enumerate((0.3, 0.5, 0.4))]
+def _runs(saved, tmp_path) -> list[str]:
+    """Copies of three runs with 30, 50 and 40% accuracy."""
+    return [str(shutil.copytree(run, tmp_path / run.name)) for run in sorted(saved.iterdir())]
 
 
 def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
@@ -72,24 +82,23 @@ def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(run
 
 
 def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
-    output = ["--output", str(tmp_path / "soup")]
     wide = make_run(tmp_path / "wide", 0.1, build(0, mlp_dim=24))
-    with pytest.raises(UserError, match="wide differ in config.mlp_dim"):
-        soup.main([*runs, wide, *output])
-    letters = make_run(tmp_path / "letters", 0.1, build(0), labels=tuple("abcdefghij"))
-    with pytest.raises(UserError, match="have different classes"):
-        soup.main([runs[0], letters, *output])
-    other = make_run(tmp_path / "other", 0.1, build(0), data="folder:x")
-    with pytest.raises(UserError, match="differ in data .there 'digits', here 'folder:x'.;"):
-        soup.main([runs[0], other, *output, "--greedy"])
-    with pytest.raises(UserError, match="takes two different runs or more, but was given"):
-        soup.main([runs[0], *output])
+    letters, other = (str(shutil.copytree(runs[0], tmp_path / name)) for name in ("letters", "other"))
+    Run.at(to_path(letters)).path.joinpath("labels.txt").write_text("\n".join("abcdefghij"))
+    trained_on(other, "folder:x", (9, 1))
     (tmp_path / "link").symlink_to(runs[0])
-    for same in (f"{runs[0]}/", f"{tmp_path}/../{tmp_path.name}/link"):
-        with pytest.raises(UserError, match="takes two different runs or more, but was given"):
-            soup.main([runs[0], same, *output])
-    with pytest.raises(UserError, match="There is no run directory 'nowhere'"):
-        soup.main([runs[0], "nowhere", *output])
+    one = "takes two different runs or more, but was given"
+    for others, words in (
+        ([*runs[1:], wide], "wide differ in config.mlp_dim"),
+        ([letters], "have different classes"),
+        ([other, "--greedy"], "differ in data .there 'digits', here 'folder:x'.;"),
+        ([], one),
+        ([f"{runs[0]}/"], one),
+        ([f"{tmp_path}/../{tmp_path.name}/link"], one),
+        (["nowhere"], "There is no run directory 'nowhere'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            soup.main([runs[0], *others, "--output", str(tmp_path / "soup")])
     assert not (tmp_path / "soup").exists()
 
 
@@ -121,13 +130,17 @@ def test_a_greedy_soup_is_not_chosen_on_images_that_its_runs_may_know(runs, tmp_
         PIL.Image.effect_noise((8, 8), 50.0).save(file)
     for run in runs:
         trained_on(run, f"folder:{tmp_path}/pictures", (9, 11), 5)
-    with pytest.raises(UserError, match="was trained when .* had 20 images, and now|had other images"):
+    with pytest.raises(UserError, match="was trained when .* had other images"):
         soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
     assert not (tmp_path / "soup").exists()
 
 
-def test_a_soup_of_runs_on_different_data_names_none(runs, tmp_path):
+def test_a_soup_of_runs_on_different_data_or_on_splits_of_a_folder_names_none(runs, tmp_path):
     trained_on(runs[0], "tfds:mnist", (9, 1))
+    for run, images in zip(runs[1:], ((9, 1), (10, 2)), strict=True):
+        trained_on(run, f"folder:{tmp_path}/pictures", images)
+    for split in ("train", "test"):  # the evaluation images stay apart
+        (tmp_path / "pictures" / split).mkdir(parents=True)
     soup.main([*runs, "--output", str(tmp_path / "soup")])
     assert not {"source", "images"} & json.loads((tmp_path / "soup" / "config.json").read_text())["settings"].keys()
 
@@ -137,8 +150,4 @@ def test_a_soup_of_different_splits_of_one_folder_is_refused(other, runs, tmp_pa
     for run, changes in ((runs[0], {}), (runs[1], other)):
         trained_on(run, f"folder:{tmp_path}/pictures", **{"images": (9, 1), "fingerprint": 5, **changes})
     with pytest.raises(UserError, match="were trained on different splits of"):
-        soup.main([*runs[:2], "--output", str(tmp_path / "soup")])
-    if "split_seed" not in other:  # with splits of its own, the evaluation images stay apart
-        for split in ("train", "test"):
-            (tmp_path / "pictures" / split).mkdir(parents=True)
         soup.main([*runs[:2], "--output", str(tmp_path / "soup")])

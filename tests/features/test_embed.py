@@ -14,32 +14,34 @@ import pytest
 import keras_vit
 from keras_vit import UserError
 from keras_vit.files.keras_model import load_model
+from keras_vit.run import Run
 from tests.features.places import CONFIG, image_place
 from training import embed, knn
 from training.features import extraction, store
 from training.features.store import open_index
-
-PART = 16
+from training.options.features import EmbedOptions
 
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """Two models and their images, with indexes of the first in both types."""
+    """Two models and their images, with indexes of the first: full in one file a split, half of more and in float16."""
     place = image_place(tmp_path_factory.mktemp("features"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        for module in (store, extraction):
-            patch.setattr(module, "PART", PART)
         run("full", "--dtype", "float32")
+        make_small_parts(patch)
         run("half")
     return place
 
 
-@pytest.fixture(autouse=True)
-def _small_parts(place, monkeypatch):
-    monkeypatch.chdir(place)
+def make_small_parts(patch: pytest.MonkeyPatch) -> None:
     for module in (store, extraction):
-        monkeypatch.setattr(module, "PART", PART)
+        patch.setattr(module, "PART", 16)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_place(place, monkeypatch):
+    monkeypatch.chdir(place)
 
 
 def run(output, *options: str, model: str = "model.keras", photos=("--data", "folder:data")) -> None:
@@ -51,8 +53,9 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(name="half")
-def _half(tmp_path) -> pathlib.Path:
-    """A copy of the index of the first model."""
+def _half(tmp_path, monkeypatch) -> pathlib.Path:
+    """A copy of the index of small parts."""
+    make_small_parts(monkeypatch)
     return pathlib.Path(shutil.copytree("half", tmp_path / "half"))
 
 
@@ -75,10 +78,13 @@ def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split
     assert index.description.splits == {"train": 20, "test": 4}
 
 
-def test_half_the_space_is_half_the_precision():
-    full, half = open_index("full"), open_index("half")
+def test_half_the_space_is_half_the_precision(half):
+    half = open_index(str(half))
     assert next(half.parts()).dtype == np.float16
-    np.testing.assert_allclose(half.embeddings(), full.embeddings(), rtol=1e-3, atol=1e-3)
+    full = pyarrow.concat_tables(
+        pyarrow.parquet.read_table(f"full/{name}-00000.parquet") for name in half.description.splits
+    )
+    np.testing.assert_allclose(half.embeddings(), np.stack(full["embedding"].to_pylist()), rtol=1e-3, atol=1e-3)
 
 
 def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
@@ -95,6 +101,7 @@ def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
 
 def test_features_of_single_images_are_those_of_the_content_that_files_have_now(place, tmp_path, monkeypatch, capsys):
     """A replaced file keeps its time and size; one is repaired, and another one is broken."""
+    make_small_parts(monkeypatch)
     shutil.copytree("loose", tmp_path / "loose")
     monkeypatch.chdir(tmp_path)
     model = str(place / "model.keras")
@@ -151,8 +158,8 @@ def test_damaged_files_are_one_sentence(half):
         open_index(str(half))
 
 
-def knn_of(output, *options: str, model: str = "model.keras") -> list:
-    knn.main(["--run", model, "--data", "folder:data", "--neighbors", "3", "--output", str(output), *options])
+def knn_of(output, *options: str) -> list:
+    knn.main(["--run", "model.keras", "--data", "folder:data", "--neighbors", "3", "--output", str(output), *options])
     return json.loads((output / "knn.json").read_text())["results"]
 
 
@@ -160,43 +167,29 @@ def test_a_probe_reads_the_index_instead_of_computing(tmp_path, compute_no_more)
     expected = knn_of(tmp_path / "computed", "--cache", str(tmp_path / "cache"))
     compute_no_more()
     assert knn_of(tmp_path / "read", "--index", "full") == expected
-    with pytest.raises(UserError, match="features pre_logits of model.keras, but asked for .* of other.keras"):
-        knn_of(tmp_path / "no", "--index", "full", model="other.keras")
-    with pytest.raises(UserError, match="features pre_logits of .* asked for are the features token"):
-        knn_of(tmp_path / "no", "--index", "full", "--features", "token")
     with pytest.raises(UserError, match="has the features of other images, labels or"):
         knn_of(tmp_path / "no", "--index", "full", "--split-seed", "3")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "Give --data, such as folder:pictures, or images"),
-        (["--data", "folder:data", "loose"], "Give --data, such as folder:pictures, or images"),
-        (["nowhere"], "There is no image 'nowhere'"),
-    ],
-)
-def test_mistakes_are_one_sentence(arguments, message, tmp_path):
-    command = ["--run", "model.keras", "--output", str(tmp_path / "f"), *arguments]
-    with pytest.raises(UserError, match=message):
-        embed.main(command)
+@pytest.mark.parametrize("photos", [(), ("--data", "folder:data", "loose"), ("nowhere",)])
+def test_mistakes_are_one_sentence(photos, tmp_path):
+    with pytest.raises(UserError, match="no image 'nowhere'" if len(photos) == 1 else "Give --data, .* but not both"):
+        run(tmp_path / "f", photos=photos)
 
 
-def test_features_that_are_no_numbers_are_refused(tmp_path):
-    model = load_model("model.keras")
-    weights = model.get_weights()
-    weights[0][:] = np.nan
-    model.set_weights(weights)
-    model.save(tmp_path / "broken.keras")
-    with pytest.raises(UserError, match="are not finite numbers"):
-        run(tmp_path / "f", model=str(tmp_path / "broken.keras"))
+def test_numbers_that_cannot_be_stored_are_refused(half):
+    description = open_index(str(half)).description
+    for value, words in ((np.nan, "are not finite numbers"), (1e6, "too large for float16")):
+        part = store.Part(["a"], np.zeros(1, np.uint64), ["ant"], np.full((1, 12), value, np.float32), {})
+        with pytest.raises(UserError, match=words):
+            extraction.as_stored(part, description)
 
 
-def test_kind_and_size_of_the_features_are_those_of_the_options(tmp_path):
-    run(tmp_path / "f", "--features", "both", "--image-size", "12", photos=("data/ant",))
-    description = open_index(str(tmp_path / "f")).description
+def test_kind_and_size_of_the_features_are_those_of_the_options():
+    options = EmbedOptions(run="model.keras", images=("x",), output="f", features="both", image_size=(12, 12))
+    description, _ = extraction.describe_features(Run.open("model.keras", image_size=(12, 12)), options, (), {}, 0)
     assert (description.features, description.width) == ("both", 24)
-    assert description.settings == {"image_size": [12, 12], "num_heads": None, "resize": None}
+    assert description.settings == {"image_size": (12, 12), "num_heads": None, "resize": None}
 
 
 def test_images_whose_transparency_is_lost_are_announced(tmp_path, monkeypatch, capsys):

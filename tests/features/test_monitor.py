@@ -35,6 +35,12 @@ def made(rng: np.random.Generator, count: int, shift: float = 0.0, shares=(0.5, 
     return values.astype(np.float32), odds / odds.sum(axis=1, keepdims=True), labels
 
 
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch):
+    """The interval of the expected accuracy takes most of the time."""
+    monkeypatch.setattr("training.features.drift._DRAWS", 150)
+
+
 @pytest.mark.parametrize(
     "change", [{"features": np.zeros((3, 2))}, {"features": np.zeros(300)}, {"entropy": np.full(300, np.nan)}]
 )
@@ -93,10 +99,10 @@ def test_a_class_that_became_frequent_is_named():
 
 def test_a_summary_is_read_as_it_was_written_and_small(tmp_path):
     rng = np.random.default_rng(3)
-    values = rng.normal(size=(2500, 384)).astype(np.float32)
-    summary = summarize(values, np.full((2500, 4), 0.25), np.zeros(2500, np.int64), 7)
+    values = rng.normal(size=(1200, 150)).astype(np.float32)
+    summary = summarize(values, np.full((1200, 4), 0.25), np.zeros(1200, np.int64), 7)
     summary.save(tmp_path / MONITOR)
-    assert (tmp_path / MONITOR).stat().st_size < 300_000
+    assert (tmp_path / MONITOR).stat().st_size < 200_000
     read = read_summary(tmp_path / MONITOR)
     assert read.model_checksum == 7
     np.testing.assert_array_equal(read.features, summary.features)
@@ -107,7 +113,7 @@ def _run(tmp_path_factory) -> pathlib.Path:
     """A linear probe of handwritten digits with a summary."""
     folder = tmp_path_factory.mktemp("monitor")
     random.seed(0)  # from which Keras draws the seeds of its weights
-    config = keras_vit.ViTConfig(patch_size=2, hidden_size=48, num_layers=1, num_heads=4, mlp_dim=64)
+    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
     keras_vit.build(config, image_size=8, channels=1, num_classes=None).save(folder / "backbone.keras")
     options = ["--checkpoint", str(folder / "backbone.keras"), "--data", "digits", "--features", "mean", "--c", "1"]
     linear_probe.main([*options, "--workdir", str(folder / "run"), "--cache", str(folder / "cache")])
@@ -115,12 +121,15 @@ def _run(tmp_path_factory) -> pathlib.Path:
     return folder / "run"
 
 
+def digit_images() -> np.ndarray:
+    return np.minimum(sklearn.datasets.load_digits().images[:50, ..., None] * 16, 255).astype(np.uint8)
+
+
 def test_the_command_tells_inverted_digits_from_others(run, tmp_path, capsys):
     for name in ("same", "inverted"):
         (tmp_path / name).mkdir()
-        for number, image in enumerate(sklearn.datasets.load_digits().images[:60]):
-            pixels = np.minimum(image[..., None] * 16, 255).astype(np.uint8)
-            pixels = 255 - pixels if name == "inverted" else pixels
+        for number, image in enumerate(digit_images()):
+            pixels = 255 - image if name == "inverted" else image
             (tmp_path / name / f"{number:02}.png").write_bytes(tf.io.encode_png(pixels).numpy())
     page, metrics = tmp_path / "moved.html", tmp_path / "monitor.prom"
     monitor.main(["--run", str(run), str(tmp_path / "same"), "--metrics", str(metrics)])
@@ -132,10 +141,6 @@ def test_the_command_tells_inverted_digits_from_others(run, tmp_path, capsys):
     assert "Alarm: these images differ" in printed
     assert "Expected accuracy" in printed
     assert page.read_text().count("<img") == 48
-
-
-def digit_images() -> np.ndarray:
-    return np.minimum(sklearn.datasets.load_digits().images[:50, ..., None] * 16, 255).astype(np.uint8)
 
 
 def test_saved_features_are_compared_with_the_summary_beside_an_export(run, tmp_path, capsys):

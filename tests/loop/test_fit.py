@@ -185,7 +185,7 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "options", "words"),
     [
-        ({"batch_size": 2000}, {}, "batch of 2000 is larger than the training set of 1437 images"),
+        ({"batch_size": 2000}, {}, "takes 2000 images, but there are 1437"),
         ({"schedule": Schedule(warmup_steps=2, cooldown_steps=20)}, {}, "20 steps .* 19 steps .* --cooldown-steps 9"),
         ({"image_size": (9, 8)}, {}, "image height must be a multiple of the patch height 4, but is 9"),
         ({}, {"execution": Execution(profile_steps=(10, 22))}, "--profile-steps needs 22, but the run has 21"),

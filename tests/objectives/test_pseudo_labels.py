@@ -135,7 +135,7 @@ def test_the_better_run_on_the_evaluation_images_is_kept_and_said(way, upstream,
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--unlabelled", "pictures"], "--unlabelled accepts folder:PATH"),
+        (["--unlabelled", "pictures"], "There is no folder 'pictures'"),
         (["--unlabelled", "folder:gone"], "There is no folder 'gone'"),
         (["--dry-run"], "without --dry-run"),
         (["--learn-by", "ema-teacher", "--rounds", "3"], "rounds"),

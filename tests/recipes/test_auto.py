@@ -74,6 +74,8 @@ def test_fine_tuning_takes_more_steps_for_more_images_and_fewer_pixels_for_small
     more = auto_finetune_recipe(DataFacts(1600, (600, 800)))
     assert (more.image_size, more.crop_from, more.steps, more.batch_size) == ((224, 224), 256, 1000, 32)
     assert auto_finetune_recipe(DataFacts(10**6, (600, 800))).steps == 10_000
+    of_patches = auto_finetune_recipe(DataFacts(10, (64, 64), patch=14))
+    assert (of_patches.image_size, of_patches.crop_from) == ((140, 140), 175)
 
 
 def test_fine_tuning_at_most_doubles_the_sides_that_a_checkpoint_for_tiny_images_was_trained_on():
@@ -98,26 +100,19 @@ def test_a_reason_names_only_the_values_that_stay():
 @pytest.mark.parametrize(
     "options", [["--steps", "5"], pytest.param(["--epochs", "3", "--batch-size", "6"], marks=pytest.mark.slow)]
 )
-def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, tmp_path, monkeypatch, capsys):
+def test_auto_fits_the_duration_of_the_user_and_the_patches_of_the_checkpoint(
+    options, folder, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # what --verbose does
     arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run", *options]
     pretrain.main(["auto", *arguments])
-    config = ViTConfig(patch_size=32, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-    keras_vit.build(config, image_size=64, channels=1, num_classes=2).save(tmp_path / "small.keras")
-    finetune.main(["--recipe", "auto", "--checkpoint", str(tmp_path / "small.keras"), *arguments])
-    assert capsys.readouterr().out.count("recipe.schedule.warmup_steps: 0") == 2
-
-
-@pytest.mark.parametrize(("patch", "side"), [((14, 14), 140), ((4, 6), 132)])
-def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # what --verbose does
-    config = ViTConfig(patch_size=patch, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    config = ViTConfig(patch_size=(4, 6), hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     keras_vit.build(config, image_size=84, channels=1, num_classes=2).save(tmp_path / "small.keras")
-    arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run"]
     finetune.main(["--recipe", "auto", "--checkpoint", str(tmp_path / "small.keras"), *arguments])
     printed = capsys.readouterr().out
-    assert f"Image size: {side} pixels, as in the BiT-HyperRule" in printed
-    assert f"recipe.crop_from: {160 * side // 128}" in printed
+    assert printed.count("recipe.schedule.warmup_steps: 0") == 2
+    assert "Image size: 132 pixels, as in the BiT-HyperRule" in printed
+    assert "recipe.crop_from: 165" in printed
 
 
 def test_few_and_uneven_images_are_met_with_their_numbers_and_what_to_do():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
+from keras_vit.files.remote import is_remote
 from training.options.common import ShardOptions, split_arguments
 from training.options.features import EmbedOptions
 from training.options.predict import PredictOptions
@@ -104,13 +105,14 @@ def shard(arguments: Sequence[str], about: str) -> None:
     own, behind = split_arguments(arguments)
     options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=about)
 
-    from training.checks import check_shards, pipeline_options
-    from training.data.checks import check_data
+    from training.checks import pipeline_options
+    from training.data.checks import check_data, check_shard_folder
 
     pipeline = pipeline_options(options.runner, behind, None, (options.output,), options.source.data)
     if pipeline is None:
         check_data(options.source)
-    check_shards(options.output)
+    if not is_remote(options.output):  # else it is checked where TensorFlow reads it
+        check_shard_folder(options.output, is_pipeline=pipeline is not None)
     cli.require_tensorflow()
 
     if pipeline is not None:

@@ -20,7 +20,7 @@ from keras_vit import UserError
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image
 from training.data.dataset import check_classes_of_splits
-from training.data.listed_files import ONE_CLASS, check_several_classes, read_lines, used_splits
+from training.data.listed_files import ONE_CLASS, check_columns, check_several_classes, read_lines, used_splits
 from training.features.store import NO_SPLIT
 
 
@@ -132,10 +132,7 @@ def _table(path: str, *, labeled: bool) -> Iterator[Row]:
     with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
         place_of, lines = read_lines(stream, path)
         wanted = ("path", ONE_CLASS, "split") if labeled else ("path",)
-        if missing := [name for name in wanted if name not in place_of]:
-            raise UserError(
-                f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
-            )
+        check_columns(place_of, wanted, path)
         for _, image, label, split, _ in lines:
             file = image if is_remote(image) else str(to_path(path).parent / image)
             yield Row(file, label if labeled else None, split if labeled else NO_SPLIT)

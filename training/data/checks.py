@@ -8,12 +8,22 @@ from collections.abc import Iterable, Mapping
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
+from keras_vit.files.atomic import is_temporary
 from keras_vit.files.labels import LABELS, composed, distinct_names, read_labels
-from keras_vit.files.remote import existing_folder, is_remote, matching, to_path
+from keras_vit.files.remote import existing_folder, is_remote, matching, output_folder, to_path
 from keras_vit.images.formats import format_list, is_hidden
-from training.data.file_contents import read_decisions, shown
-from training.data.listed_files import ONE_CLASS, ListedFiles, class_shares, listed_files
-from training.options.common import DRAWN, EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
+from training.data.file_contents import read_decisions
+from training.data.listed_files import ONE_CLASS, ListedFiles, check_found, class_shares, listed_files
+from training.options.common import (
+    DRAWN,
+    EVALUATION_NAMES,
+    PIPELINE,
+    PROBLEMS,
+    RECORD_INDEX,
+    TRAINING_NAMES,
+    DataOptions,
+    OnBadImage,
+)
 
 # Files of a list up to which it is looked whether they exist.
 _MOST_LISTED = 10_000
@@ -37,7 +47,7 @@ def check_data(source: DataOptions) -> None:
         for folder in () if is_remote(rest) else split_folders(root) or (root,):
             class_folders(folder)
     elif kind == "csv" and not is_remote(rest):
-        check_listed(listed_files(source.path), source.path, source.on_bad_image)
+        check_list(listed_files(source.path), source.path, source.on_bad_image)
     elif kind in _ENDINGS and not is_remote(rest):
         files_of(kind, rest)
 
@@ -112,21 +122,16 @@ def _folders_alone(path: pathlib.Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def check_listed(listed: ListedFiles, path: pathlib.Path, on_bad_image: OnBadImage) -> None:
+def check_list(listed: ListedFiles, path: pathlib.Path, on_bad_image: OnBadImage) -> None:
     """Raise UserError unless the files of a CSV file exist; of a long one, the first are checked.
 
     Images may be skipped, but not all of them.
     """
-    count = sum(map(len, listed.value_of.values()))
-    checked = list(itertools.islice(itertools.chain.from_iterable(listed.value_of.values()), _MOST_LISTED))
-    missing = [file for file in checked if not os.path.lexists(file)]
-    if missing and (on_bad_image == "stop" or len(missing) == count):
-        skip = ", or give --on-bad-image skip" if len(missing) < len(checked) else ""
-        raise UserError(
-            f"Of {'the first ' * (len(checked) < count)}{len(checked):,} files that {path} names, {len(missing):,} "
-            f"cannot be found, first {shown(missing[0])}; a path is relative to {path.parent.absolute()}: "
-            f"correct the paths{skip}."
-        )
+    files = list(itertools.chain.from_iterable(listed.value_of.values()))
+    missing = [file for file in files[:_MOST_LISTED] if not os.path.lexists(file)]
+    if on_bad_image == "stop" or len(missing) == len(files):
+        skip = ", or give --on-bad-image skip" if len(missing) < len(files) else ""
+        check_found(missing, len(files), path, path.parent, f"correct the paths{skip}")
 
 
 def files_of(kind: str, pattern: str) -> list[str]:
@@ -145,6 +150,18 @@ def files_of(kind: str, pattern: str) -> list[str]:
             problem += f"; for this folder, give {shlex.quote(f'{kind}:{pattern}/*{ending}')}"
         raise UserError(f"--data {kind}:GLOB takes files that end in {ending}, but {problem}.")
     return files
+
+
+def check_shard_folder(output: str, *, is_pipeline: bool = False) -> pathlib.Path:
+    """Return the folder for TFRecord files. Raises UserError for one with others; a pipeline goes on with its own."""
+    folder, ours = output_folder(output), (RECORD_INDEX, LABELS, PIPELINE, PROBLEMS)
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        is_ours = is_pipeline and (entry.suffix == ".tfrecord" or entry.name in ours)
+        if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
+            raise UserError(
+                f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."
+            )
+    return folder
 
 
 def split_of(*words: str) -> str | None:
@@ -172,7 +189,7 @@ def files_of_splits(pattern: str, splits: Mapping[str, str | None]) -> dict[str,
 
 
 def labels_beside(files: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Return where labels.txt is in the folder that files have in common, and its names; none without it."""
+    """Return where labels.txt is, in the folder that files have in common, and its names; none without it."""
     path = os.path.join(os.path.commonpath([os.path.dirname(file) for file in files]), LABELS)
     return path, distinct_names(read_labels(path), path) if to_path(path).is_file() else ()
 
@@ -205,11 +222,8 @@ def check_class_size(name: str, count: int, where: str, *, least: int) -> None:
 
 
 def unlabelled_path(name: str) -> pathlib.Path:
-    """Return the folder that `--unlabelled folder:PATH` names. Raises UserError unless it exists."""
-    kind, _, rest = name.partition(":")
-    if kind != "folder" or not rest:
-        raise UserError(f"--unlabelled accepts folder:PATH of images, but was given {name!r}.")
-    return existing_folder(rest, "--unlabelled accepts a folder of images")
+    """Return the folder that `--unlabelled` names, as folder:PATH or PATH. Raises UserError unless it exists."""
+    return existing_folder(name.removeprefix("folder:"), "--unlabelled accepts a folder of images")
 
 
 def listed_classes(source: DataOptions) -> tuple[str, ...] | None:

@@ -19,6 +19,7 @@ import scipy.sparse
 
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
+from keras_vit.errors import explained
 from keras_vit.images.decode import open_image
 from training.options.common import ALONE, AUTO, FOLDER
 
@@ -109,12 +110,9 @@ def _same(names: Iterable[str | None]) -> list[tuple[int, int]]:
 
 
 def _matches(paths: Sequence[str], rule: str) -> list[str | None]:
-    try:
+    takes = "--group accepts auto, none, folder or a regular expression"
+    with explained(lambda reason: f"{takes}, and {rule!r} is none: {reason}.", re.error):
         expression = re.compile(rule)
-    except re.error as error:
-        raise UserError(
-            f"--group accepts auto, none, folder or a regular expression, and {rule!r} is none: {error}."
-        ) from error
     matches = [expression.search(path) for path in paths]
     if not any(matches):
         raise UserError(f"--group {rule!r} fits no file, such as {paths[0]}; correct it.")

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image,
 from training.data.checks import (
     FOLDER_ADVICE,
     check_class_size,
-    check_listed,
+    check_list,
     class_folders,
     directories,
     split_folders,
@@ -95,7 +96,7 @@ def csv_list(
     """
     column, value_of, not_used, group_of = listed = listed_files(path)
     if not is_remote(path):
-        check_listed(listed, path, on_bad_image)
+        check_list(listed, path, on_bad_image)
     decisions = None if exclude is None else read_decisions(exclude)
     for split, count in not_used.items():
         print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
@@ -119,15 +120,18 @@ def _check_seed(split_seed: int | None, splits: Iterable[str], path: pathlib.Pat
 
 
 def _say_separators(path: pathlib.Path, column: str, texts: Sequence[str]) -> None:
-    """Name a class with a bar in a column of one class, and one with a comma if no bar separates any classes."""
+    """Name a class with a bar in a column of one class, and one with a comma that may be several classes.
+
+    These are classes of their own, too, or no bar separates any classes.
+    """
     with_bar = [text for text in texts if "|" in text]
-    with_comma = [text for text in texts if {",", ";"} & {*text}]
     if column == ONE_CLASS and with_bar:
         print(f"{with_bar[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
-    if column == SEVERAL_CLASSES and with_comma and not with_bar:
-        print(
-            f"Warning: {with_comma[0]!r} is one class of {path}; for several classes of an image, put | between them."
-        )
+    names = {name for text in texts for name in class_shares(text, column)} if column == SEVERAL_CLASSES else set()
+    parts = {name: {part.strip() for part in re.split("[;,]", name)} for name in sorted(names)}
+    joined = [name for name, own in parts.items() if len(own) > 1 and (not with_bar or own <= names)]
+    if joined:
+        print(f"Warning: {joined[0]!r} is one class of {path}; for several classes of an image, put | between them.")
 
 
 @dataclasses.dataclass(frozen=True)

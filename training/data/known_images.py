@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -73,9 +73,13 @@ def check_split(run: Run, options: DataOptions) -> None:
     if known is None or not known.is_other_split(TrainingData.of_options(options)):
         return
     advice = "leave --split-seed out" if known.split_seed is None else f"give --split-seed {known.split_seed}"
+    _refuse_split(run, f"on another split of {known.data}", advice)
+
+
+def _refuse_split(run: Run, trained: str, advice: str) -> NoReturn:
     raise UserError(
-        f"{run.name} was trained on another split of {known.data}, so it was trained on images that this split "
-        f"evaluates on; {advice}."
+        f"{run.name} was trained {trained}, so it may have been trained on images that it would be evaluated on now; "
+        f"{advice}."
     )
 
 
@@ -96,18 +100,16 @@ def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
         return
     if known.place != now.place or not known.has_other_images(now):
         return
-    then = f"{sum(known.counts):,} images, and now {sum(now.counts or ()):,}"
-    if known.counts == now.counts:
-        then = "other images, or the same under other names or classes"
+    before, after = sum(known.counts), sum(now.counts or ())
+    then = "other images, or the same under other names or classes"
+    if before != after:
+        then = f"{before:,} images, instead of {after:,}"
     exclude, advice = run.settings["source"].get("exclude"), "evaluate on images of another folder"
     if exclude != options.exclude:
         advice = "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"
     elif (group := DataOptions.of_settings(run.settings["source"]).group) != options.group:
         advice = f"give --group {group}, as in training"
-    raise UserError(
-        f"{run.name} was trained when {known.data} had {then}, so that others are kept for evaluation now, and the run "
-        f"may have been trained on them; {advice}."
-    )
+    _refuse_split(run, f"when {known.data} had {then}", advice)
 
 
 def check_group(run: Run, options: AnnotatedData, is_drawn: bool) -> None:
@@ -116,10 +118,7 @@ def check_group(run: Run, options: AnnotatedData, is_drawn: bool) -> None:
     if not is_drawn or not isinstance(known, dict) or known.get("data") != options.data:
         return
     if (group := known.get("group", ALONE)) != options.group:
-        raise UserError(
-            f"{run.name} was trained on another split of {options.data}, so it was trained on images that this split "
-            f"evaluates on; give --group {group}, as in training."
-        )
+        _refuse_split(run, f"on another split of {options.data}", f"give --group {group}, as in training")
 
 
 def warn_of_training_images(run: Run, source: "DataSet") -> bool:

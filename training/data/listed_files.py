@@ -80,11 +80,8 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         place_of, lines = read_lines(stream, path)
         columns = [name for name in _OF_CLASSES if name in place_of]
-        if "path" not in place_of or len(columns) != 1:
-            raise UserError(
-                f"The first line of {path} must name the columns path and one of {', '.join(_OF_CLASSES)}, each once."
-            )
-        [column] = columns
+        column = columns[0] if len(columns) == 1 else f"one of {', '.join(_OF_CLASSES)}"
+        check_columns(place_of, ("path", column), path)
         by_split: dict[str, dict[str, str]] = {}
         first_line: dict[str, str] = {}
         group_of: dict[str, str] = {}
@@ -97,13 +94,22 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
             first_line[file] = where
             by_split.setdefault(split, {})[file] = label
             group_of |= {file: group} if group else {}
-    _check_classes(path, column, {label for files in by_split.values() for label in files.values()})
+    texts = {label for files in by_split.values() for label in files.values()}
+    names = texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
+    check_several_classes(names, path)
     if "" in by_split:
         return ListedFiles(column, by_split, {}, group_of)
     train, evaluation = used_splits(by_split, path)
     used = {"train": {file: label for name in train for file, label in by_split[name].items()}}
     used["test"] = by_split[evaluation[0]]
     return ListedFiles(column, used, {name: len(by_split[name]) for name in evaluation[1:]}, group_of)
+
+
+def check_columns(place_of: Mapping[str, int], wanted: Sequence[str], path: object) -> None:
+    """Raise UserError unless the first line of a CSV file names columns."""
+    if missing := [name for name in wanted if name not in place_of]:
+        listed = " and ".join(wanted)
+        raise UserError(f"The first line of {path} must name the columns {listed}, each once, but has no {missing[0]}.")
 
 
 def used_splits(names: Collection[str], path: object) -> tuple[list[str], list[str]]:
@@ -159,16 +165,6 @@ def _lines(rows: Any, path: object, num_columns: int, place_of: Mapping[str, int
             yield Line(where, image, label, split, values.get("group", ""))
 
 
-def _check_classes(path: pathlib.Path, column: str, texts: Collection[str]) -> None:
-    """Raise UserError for fewer than two classes, and for several of them in one name."""
-    names = {*texts} if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
-    check_several_classes(names, path)
-    parts = {name: [part.strip() for part in re.split("[;,]", name)] for name in sorted(names)}
-    joined = [name for name, several in parts.items() if len(several) > 1 and names.issuperset(several)]
-    if column == SEVERAL_CLASSES and joined:
-        raise UserError(f"{path} has labels that are several classes, {joined[0]!r}; put | between them.")
-
-
 def check_several_classes(names: Collection[str], path: object) -> None:
     """Raise UserError for fewer than two classes."""
     if len(names) < 2:
@@ -216,10 +212,9 @@ def listed_file(folder: pathlib.Path, name: str) -> pathlib.Path:
     """Return the normalized path of a file that is named relative to a folder.
 
     The name is taken as it is written or, if only that exists, with slashes for backslashes (Windows) or with letters
-    and accents as one character or as two (macOS). Raises UserError for a name with a zero character.
+    and accents as one character or as two (macOS). No file has a name with a zero character, which is replaced.
     """
-    if "\0" in name:
-        raise UserError(f"The file name {shown(name)} has a zero character; correct it.")
+    name = name.replace("\0", "\ufffd")
     slashed = name.replace("\\", "/")
     others = (slashed, unicodedata.normalize("NFC", slashed), unicodedata.normalize("NFD", slashed))
     paths = [os.path.normpath(folder / form) for form in dict.fromkeys((name, *others))]
@@ -238,11 +233,19 @@ def check_listed(files: Collection[pathlib.Path], source: object, folder: pathli
         allow_outside: whether `--allow-outside` was given.
     """
     check_inside(files, source, folder, allow_outside)
-    if missing := [path.name for path in files if not os.path.isfile(path)]:
+    missing = [path for path in files if not os.path.isfile(path)]
+    check_found(missing, len(files), source, folder, "give their folder by --images, or correct the paths")
+
+
+def check_found(
+    missing: Sequence[str | pathlib.Path], count: int, source: object, folder: pathlib.Path, advice: str
+) -> None:
+    """Raise UserError for files that a source of `count` files names, relative to a folder, and that are not there."""
+    if missing:
+        named = ", ".join(_name(os.path.relpath(path, folder)) for path in missing[:_MOST_NAMED])
         raise UserError(
-            f"{len(missing)} of {len(files)} images that {source} names are not in {folder}, such as "
-            f"{', '.join(map(_name, missing[:_MOST_NAMED]))}; give their folder by --images, or "
-            "correct the paths."
+            f"{len(missing):,} of {count:,} files that {source} names are not there, such as {named}; a path is "
+            f"relative to {folder.absolute()}: {advice}."
         )
 
 

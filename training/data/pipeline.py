@@ -37,8 +37,8 @@ def steps_per_epoch(split: Split, batch_size: int) -> int:
     """Return whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
     if batch_size > split.num_examples:
         raise UserError(
-            f"A batch of {batch_size} is larger than the training set of {split.num_examples} images; give "
-            f"--batch-size {split.num_examples} or less."
+            f"A step takes {batch_size} images, but there are {split.num_examples} to take them from; give a smaller "
+            "--batch-size."
         )
     return split.num_examples // batch_size
 

@@ -34,8 +34,6 @@ _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 _LABELS, _KEYS = ("cls", "json", "txt"), ("label", "class", "cls")
 # Bytes read at once: the small members between two images. And at most of a label, or of a long name.
 _AHEAD, _MOST = 2**12, 2**20
-# How compressed files begin.
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 Read = Callable[[int, int], bytes]
 
@@ -123,12 +121,6 @@ def scan(path: str) -> tuple[np.ndarray, list[str]]:
 def _walk(path: str, size: int, read: Read) -> tuple[np.ndarray, list[str]]:
     read, images = _ahead(read), []
     numbers: dict[str, int] = {}
-    for magic, program in _COMPRESSED.items():
-        if read(0, len(magic)) == magic:
-            raise UserError(
-                f"The file {path} should be a tar file as it is, but is compressed by {program}; unpack it: the images "
-                "inside are compressed already."
-            )
     first, count = "", 0
     for members in _examples(_members(path, size, read)):
         first, count = first or next(iter(members.values())).name, count + len(members)
@@ -173,8 +165,8 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
         if block == bytes(BLOCK):  # the end; another tar file may follow
             position, ended = position + BLOCK, True
             continue
-        where = f"The file {path} is damaged, or not a tar file: at byte {position}"
-        with explained(f"{where} there is no header of a member; fetch it again.", tarfile.HeaderError):
+        where = f"The file {path} is damaged, compressed, or not a tar file: at byte {position}"
+        with explained(f"{where} there is no header of a member; fetch or unpack it again.", tarfile.HeaderError):
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         ended, begin = False, position + BLOCK
         is_file, is_extension = header.isreg(), header.type in (*tarfile.GNU_TYPES[:2], b"x", b"g")
@@ -185,7 +177,7 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
             raise UserError(f"The file {path} {problem}.")
         if is_extension:
             data = read(begin, length)
-            with explained(f"{where} the extended header is none; fetch it again.", ValueError):
+            with explained(f"{where} the extended header is none; fetch or unpack it again.", ValueError):
                 extended |= _extension(header.type, data)
         else:
             yield _Member(extended.pop("path", header.name), position, length, is_file, zlib.crc32(block))
@@ -266,7 +258,8 @@ def _image_of(members: Mapping[str, _Member], path: str) -> _Member | None:
 
 
 def _label(members: Mapping[str, _Member], image: _Member, path: str, read: Read) -> str:
-    """Return the text of an example's label, without spaces around it."""
+    """Return the text of an example's label, without spaces around it. Raises UserError without exactly one."""
+    wrong = ""
     for ending in _LABELS:
         label = members.get(ending)
         if label is None or not label.is_file:
@@ -281,10 +274,11 @@ def _label(members: Mapping[str, _Member], image: _Member, path: str, read: Read
         if isinstance(value, dict):
             value = next(value[key] for key in _KEYS if key in value)
         text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
-        if not text or not text.isprintable():
-            raise UserError(f"{shown(label.name)} of {path} should hold one label, a number or a name; correct it.")
-        return text
+        if text and text.isprintable():
+            return text
+        wrong = f", but {shown(label.name)} holds none"
+        break
     raise UserError(
-        f"{shown(image.name)} of {path} has no label; write name.cls, name.json with a {_KEYS[0]!r} or name.txt "
-        "directly before or after it."
+        f"{shown(image.name)} of {path} should have one label, a number or a name, in name.cls, name.json with a "
+        f"{_KEYS[0]!r} or name.txt directly before or after it{wrong}; correct it."
     )

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import explained, nearest
+from keras_vit.errors import check_known, explained
 from keras_vit.files.transfer import TransferError, opened
 from training.data.annotations.masks import (
     IGNORED,
@@ -43,13 +43,9 @@ def tfds_builder(name: str, data_dir: str | None):
     try:
         builder = tfds.builder(name, config=config or None, data_dir=data_dir)
     except (tfds.core.DatasetNotFoundError, ValueError):
-        names = tfds.list_builders()
-        problem = f"TensorFlow Datasets has no data set {name!r}; the nearest names are {nearest(name, names)}"
-        if name in names:
-            problem = f"The data set {name!r} has no configuration {config!r}"
-            if configs := tfds.builder_cls(name).builder_configs:
-                problem += f"; the nearest names are {nearest(config, configs)}"
-        raise UserError(f"{problem}.") from None
+        check_known("data set of TensorFlow Datasets", name, tfds.list_builders())
+        check_known(f"configuration of {name}", config, tfds.builder_cls(name).builder_configs)
+        raise
     if not builder.is_prepared():
         missing = f"The data set {name!r} is not prepared in {builder.data_dir}, and could not be fetched"
         advice = "prepare it there, or give --data-dir"
@@ -92,11 +88,8 @@ def _is_no_network(error: BaseException | None) -> bool:
 
 
 def tfds_eval_split(builder) -> str:
-    """Return the first usual name of an evaluation split that a data set has."""
-    split = next(filter(builder.info.splits.__contains__, EVALUATION_NAMES), None)
-    if split is None:
-        raise UserError(f"{builder.name} has only the splits {', '.join(builder.info.splits)}; give --eval-split.")
-    return split
+    """Return the first usual name of an evaluation split that a data set has, else one that it has not."""
+    return next(filter(builder.info.splits.__contains__, EVALUATION_NAMES), EVALUATION_NAMES[0])
 
 
 def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: str | None) -> DataSet:
@@ -114,8 +107,9 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
 
 
 def _split_info(builder, split: str):
-    known = ", ".join(builder.info.splits)
-    with explained(f"{builder.name} has no split {split!r}; it has {known}, and slices of them.", KeyError, ValueError):
+    known = f"{', '.join(builder.info.splits)}, and slices of them"
+    advice = f"{builder.name} has no split {split!r}, but {known}; give these by --train-split and --eval-split."
+    with explained(advice, KeyError, ValueError):
         info = builder.info.splits[split]
     if info.num_examples <= 0:  # below for a slice that ends before it begins
         raise UserError(f"The split {split!r} of {builder.name} is empty; give one that holds images.")

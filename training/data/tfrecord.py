@@ -26,7 +26,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import RemoteError, is_remote, read_places, to_path
+from keras_vit.files.remote import RemoteError, existing_file, is_remote, read_places, to_path
 from training.data.checks import files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.options.common import RECORD_INDEX, OnBadImage
@@ -185,8 +185,7 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     for split in splits.values():
         _check_shards(split)
     names_file, names = labels_beside(files)
-    if not names:
-        raise UserError(f"The TFRecord files need {names_file}, with a class in each line, but it is not there.")
+    existing_file(names_file, "write one with a class in each line, which the TFRecord files need")
     train, evaluation = (_record_split(splits[split], names, on_bad_image) for split in ("train", "test"))
     return DataSet(names, train, evaluation)
 
@@ -320,13 +319,13 @@ def _walk_records(path: str, size: int, read: Callable[[int, int], bytes]) -> np
             start, data = position, read(position, _AHEAD if lengths and lengths[-1] < _SHORT else HEADER)
         header = data[position - start : position - start + HEADER]
         length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER else size
-        if len(header) == HEADER and header[8:] != _masked_crc(header[:8]):
+        is_end = position + HEADER + length + FOOTER > size
+        if is_end or header[8:] != _masked_crc(header[:8]):
+            problem = "a record is longer than the file" if is_end else "the length of a record has another checksum"
             raise UserError(
-                f"The file {path} is damaged, or not a TFRecord file: at byte {position} the length of a record does "
-                "not fit its checksum; fetch or write it again."
+                f"The file {path} is damaged, truncated or not a TFRecord file: at byte {position} {problem}; fetch or "
+                "write it again."
             )
-        if position + HEADER + length + FOOTER > size:
-            raise UserError(f"The file {path} ends within a record at byte {position}; it is truncated.")
         lengths.append(length)
         position += HEADER + length + FOOTER
     return np.array(lengths, np.int64)

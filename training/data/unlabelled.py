@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import Preprocessing, UserError
+from keras_vit import Preprocessing
 from training.data.dataset import DataSet, Split, decoded
 from training.data.pipeline import training_batches
 from training.recipes.recipe import PseudoLabelRecipe, Recipe
@@ -40,11 +40,6 @@ def semi_supervised_batches(
     labels, weakly and strongly changed, each (B, n, h, w, C) with n of them for each labeled image.
     """
     per_image, size = recipe.unlabelled_per_image, recipe.batch_size * recipe.unlabelled_per_image
-    if size > unlabelled.num_examples:
-        raise UserError(
-            f"A batch of {recipe.batch_size} takes {size} images without labels, but there are "
-            f"{unlabelled.num_examples}; give a smaller --batch-size, or --learn-by noisy-student."
-        )
     options: dict[str, Any] = {
         "num_classes": num_classes,
         "first_step": first_step,

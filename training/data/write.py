@@ -15,6 +15,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder
 from keras_vit.images.files import SAMPLES, Samples
+from training.data.checks import check_shard_folder
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.sources import open_source
 from training.data.tfrecord import IMAGE, LABEL, shard_name, write_index
@@ -33,10 +34,7 @@ def check_shards(counts: Mapping[str, int], shards: int) -> None:
 
 def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
-    directory = output_folder(output)
-    if directory.is_dir() and any(directory.glob("*.tfrecord")):
-        raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")
-    dataset = open_source(source)
+    directory, dataset = check_shard_folder(output), open_source(source)
     if dataset.train.target is not None:
         raise UserError(
             f"A record holds one class of its image, but {source.data} has a share of each class; train on that file "

@@ -182,7 +182,8 @@ def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> N
         raise UserError(
             f"{run.name} was trained on images of {had} each, but these have {have} each; evaluate on the same kind."
         )
-    refuse_without_effect(options, [(("real_labels", "calibrate"), not source.multi_label, "images of one class each")])
+    of_one = ("real_labels", "calibrate", "max_error")
+    refuse_without_effect(options, [(of_one, not source.multi_label, "images of one class each")])
 
 
 def class_order(predictor: Predictor, source: DataSet) -> list[int]:

@@ -44,8 +44,6 @@ def fit_promise(
     """
     probabilities = scoring.probabilities(logits).astype(np.float32).astype(np.float64)
     correct = probabilities.argmax(axis=1) == (labels if labels.ndim == 1 else -1)
-    if max_error is not None and scoring.is_multi_label:
-        raise UserError("--max-error is for images of one class each; give --coverage for those of several.")
     promise = Promise(
         max_error,
         0.0 if max_error is None else answer_threshold(probabilities.max(axis=1), correct, max_error),

@@ -177,7 +177,7 @@ def single_label_report(
         measures=_MEASURES,
         headline=f"{accuracy}: {counts} images are right.",
         summary=f"{accuracy}, {counts} images correct, log loss {metrics['log_loss']:.4f}",
-        notes=[] if subject.names_classes else [unnamed],
+        notes=[*([] if subject.names_classes else [unnamed]), *_split_notes(metrics)],
         sentences=sentences,
         paragraphs=_single_label_paragraphs(metrics, confusion, names),
         predictions=predictions,
@@ -245,7 +245,10 @@ def multi_label_report(
         "images.",
         summary=f"Mean average precision {known}, F1 {metrics['micro_f1']:.4f}, all classes of an image right "
         f"{metrics['exact_match']:.4f} on {metrics['num_examples']:,} images",
-        notes=["An image may have several classes; a class is predicted if its probability is at least 50%."],
+        notes=[
+            "An image may have several classes; a class is predicted if its probability is at least 50%.",
+            *_split_notes(metrics),
+        ],
         sentences=sentences,
         paragraphs=[
             "Intervals: percentile bootstrap with 1,000 resamples of the images. Means of the classes leave out those "
@@ -288,9 +291,12 @@ def _compared(
     if "calibration" in metrics:
         sentences.append(_calibration_sentence(metrics["calibration"]))
     sentences += metrics.get("promise", {}).get("sentences", [])
-    if "split" in metrics:
-        sentences.append(metrics["split"]["sentence"])
     return metrics, sentences
+
+
+def _split_notes(metrics: Mapping[str, Any]) -> list[str]:
+    """Return what the groups of the data change: in the report alone, because opening the data printed it."""
+    return [metrics["split"]["sentence"]] if "split" in metrics else []
 
 
 def _calibration_sentence(fitted: Mapping[str, Any]) -> str:

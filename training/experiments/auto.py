@@ -238,7 +238,7 @@ def auto(options: AutoOptions) -> list[tuple[str, ...]]:
     run = Run.open(options.workdir)
     if source is None:
         with contextlib.redirect_stdout(io.StringIO()):  # the training has said how the data are divided
-            source = open_source(options.source)
+            source = open_source(options.source, multi_label=True)
     evaluate(open_predictor(run, measured.input, measured.devices), source, measured)
     commands = run.next_commands("evaluate")
     if checkpoint is not None and baseline is not None:  # the classes' names are a better start than zeros
@@ -256,9 +256,9 @@ def _train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None
         by_recipe.pretrain(["auto", *training, *_resize(options.resize)])
         return None, None
 
-    def finetune(epochs: int, resize: Resize | None) -> None:
+    def finetune(epochs: int, resize: Resize | None, source: DataSet | None = None) -> None:
         start = ["--checkpoint", checkpoint, "--recipe", "auto", "--epochs", str(epochs)]
-        by_recipe.finetune([*start, *_resize(resize), *more, *training])
+        by_recipe.finetune([*start, *_resize(resize), *more, *training], source=source)
 
     first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
     if recipe := unfinished_recipe(first):  # another timing might choose other epochs
@@ -270,7 +270,7 @@ def _train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None
     resize = options.resize or resize_for(run, source)
     refuse_without_effect(options, [(("unlabelled",), epochs > 0, "training of all weights in --minutes 30 or so")])
     if epochs:
-        finetune(epochs, resize)
+        finetune(epochs, resize, source)
         return source, baseline
     probed = LinearProbeOptions(
         run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH, resize=resize,

@@ -26,6 +26,7 @@ from training.recipes.recipe import PretrainRecipe, Recipe
 
 if TYPE_CHECKING:
     from keras_vit.run import Run
+    from training.data.dataset import DataSet
 
 _FINETUNE_DEFAULT, _AUTO = "photos-finetune", "auto"
 
@@ -95,10 +96,10 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 
 
-def finetune(arguments: Sequence[str], about: str = "") -> str | None:
+def finetune(arguments: Sequence[str], about: str = "", source: "DataSet | None" = None) -> str | None:
     """Fine-tune a checkpoint; return the directory of the run, None where this process wrote none.
 
-    about: the text of --help, to which the recipes are added.
+    about: the text of --help, to which the recipes are added. source: what `--data` names, if it is open already.
     """
     name, rest = parser.named(arguments, "--recipe", _FINETUNE_DEFAULT)
     # auto and the HyperRules depend on the data, so their values are not known yet.
@@ -128,7 +129,7 @@ def finetune(arguments: Sequence[str], about: str = "") -> str | None:
     if options.model is None:
         Run.open(start)
     prepare_backend(options)
-    return _finetune(request, name, options)
+    return _finetune(request, name, options, source)
 
 
 def _finetune_recipe(name: str, facts: DataFacts, steps: int | None = None) -> Recipe:
@@ -137,7 +138,7 @@ def _finetune_recipe(name: str, facts: DataFacts, steps: int | None = None) -> R
     return find_finetune_recipe(name, facts.num_examples, facts.image_size)
 
 
-def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | None:
+def _finetune(request: Request, name: str, options: FinetuneOptions, source: "DataSet | None") -> str | None:
     from keras_vit.run import Run
     from training.data.dataset import typical_image
     from training.experiments.few_labels import finetune_with_unlabelled
@@ -149,7 +150,7 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
     from training.loop.plan import open_setup
 
     with report_interruption():
-        setup = open_setup(options)
+        setup = open_setup(options, source=source)
         if options.unlabelled is not None:
             is_alone = not several_workers(setup.strategy)
             refuse_without_effect(options, [(("unlabelled",), is_alone, "one training machine")])

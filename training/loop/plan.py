@@ -35,18 +35,22 @@ class Setup:
     strategy: tf.distribute.Strategy
 
 
-def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None = None) -> Setup:
+def open_setup(
+    options: TrainingOptions, open_data: Callable[[], DataSet] | None = None, source: DataSet | None = None
+) -> Setup:
     """Open the devices, then the data: reading images needs devices.
 
-    open_data: for data that are no classes of images. Default: `open_source`. Raises UserError for what is wrong, and
-    for such data on several hosts with JAX.
+    open_data: for data that are no classes of images. Default: `open_source`. source: the data, if they are open.
+    Raises UserError for what is wrong, and for data of another kind on several hosts with JAX.
     """
     if is_remote(options.workdir):
         options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     strategy = open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights)
     if open_data is not None and isinstance(strategy, JaxDevices) and strategy.num_hosts > 1:
         raise UserError("Training with masks or boxes on JAX takes one host; start the command on one alone.")
-    return Setup(open_data() if open_data else open_source(options.source, multi_label=True), strategy)
+    if source is None:
+        source = open_data() if open_data else open_source(options.source, multi_label=True)
+    return Setup(source, strategy)
 
 
 @dataclasses.dataclass(frozen=True)

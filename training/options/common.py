@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Positional, Range, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
@@ -197,15 +196,13 @@ class Execution:
     """Rematerialization: compute each encoder block again for its gradient, to save memory."""
     inspect_every: Count | None = None
     """Epochs between two inspections of the model, written to the run directory and TensorBoard; default none."""
-    profile_steps: tuple[int, int] | None = None
+    profile_steps: tuple[Count, Count] | None = None
     """First and last step to profile, such as 10 20; the trace is for TensorBoard, in profile/ of the run directory."""
 
     def __post_init__(self) -> None:
-        if self.profile_steps is not None and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
-            raise UserError(
-                "--profile-steps accepts the first and the last step, from 1, but is "
-                f"{self.profile_steps[0]} {self.profile_steps[1]}; give two such as 10 20."
-            )
+        check_ranges(self)
+        if self.profile_steps is not None:  # in either order
+            object.__setattr__(self, "profile_steps", (min(self.profile_steps), max(self.profile_steps)))
 
 
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.

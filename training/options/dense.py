@@ -86,10 +86,8 @@ class SceneOptions(AnnotatedData):
                 existing_folder(images, f"{option} accepts the folder of the images")
         inside = _FOLDERS.get(self.kind, ())
         for folder in (folders_of_splits(self.path) if self.kind == "folder" else None) or (self.path,):
-            if missing := [name for name in inside if not (folder / name).is_dir()]:
-                raise UserError(
-                    f"{folder} should hold the folders {' and '.join(inside)}, but has no {missing[0]}; add it."
-                )
+            for name in inside:
+                existing_folder(folder / name, f"--data {self.kind}: takes a folder with {' and '.join(inside)} inside")
 
     def settings(self) -> dict[str, Any]:
         left_out = {"data_dir"} | ({"background"} if self.background == "class" else set())  # as in earlier runs

@@ -78,7 +78,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [30, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CHECKS)
 def test_whatever_a_file_holds_is_a_mask_or_a_sentence(name, examples):
     check, arguments = CHECKS[name]

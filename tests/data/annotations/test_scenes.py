@@ -197,6 +197,12 @@ def test_two_values_are_two_classes(values, names, expected, tmp_path, capsys):
     assert ("ignored" in output) == (UNCOUNTED in expected)
 
 
+def test_numbers_without_names_are_classes_of_which_those_that_never_occur_are_said(tmp_path, capsys):
+    mask = np.array([[0, 3, 3, 255]] * 4, np.uint8)
+    assert open_data(_write_masks(tmp_path / "d", [mask, mask])).labels == ("0", "1", "2", "3")
+    assert "No training image has 2 of the 4 classes: 1, 2." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("values", "names"), [([0, 255], "abc"), ([1, 255], "ab"), ([0, 1], "abc"), ([0, 0], "ab")])
 def test_a_named_class_that_never_occurs_stops(values, names, tmp_path):
     mask = np.array([values] * 2, np.uint8)
@@ -238,9 +244,9 @@ def test_gray_masks_are_read_by_their_samples(bits, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"format": "JPEG"}, "is a JPEG that changes class numbers"),
-        ({"format": "WEBP"}, "is a WEBP that changes class numbers"),
-        ({"format": "TIFF", "compression": "jpeg"}, "is a TIFF that changes class numbers"),
+        ({"format": "JPEG"}, "should be a PNG, or another file without loss, .* but is a JPEG"),
+        ({"format": "WEBP"}, "is a WEBP"),
+        ({"format": "TIFF", "compression": "jpeg"}, "is a TIFF"),
         ({"format": "PPM"}, "cannot be read"),
     ],
 )
@@ -275,15 +281,13 @@ FOLDERS = {
     "another size": (_mask("001.png", np.zeros((3, 4), np.uint8)), "001.png has 3x4 pixels, but the image 48x48"),
     "a number too high": (_mask("001.png", np.full((SIDE, SIDE), 9, np.uint8)), "names 4 classes, 0 to 3, but"),
     "fractions": (lambda r: _tiff(r), "float32 values up to"),
-    "colors": (_mask("001.png", np.zeros((SIDE, SIDE, 3), np.uint8)), "should have one channel with class numbers"),
+    "colors": (_mask("001.png", np.zeros((SIDE, SIDE, 3), np.uint8)), "but is a PNG of the shape"),
     "no image": (lambda r: (r / "images" / "001.png").write_bytes(b"x"), "001.png .not JPEG, PNG"),
     "half an image": (lambda r: _cut(r / "images" / "001.png"), "001.png"),
     "half a mask": (lambda r: _cut(r / "masks" / "001.png"), "its mask 001.png cannot be read"),
     "two names": (lambda r: (r / "images" / "001.jpg").write_bytes((r / "images" / "001.png").read_bytes()),
                   "have the same name"),
     "one class": (lambda r: _one_class(r), "have 1 of 1 classes, which is too few"),
-    "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
-             "which are not numbers from 0 on"),
     "nothing counted": (lambda r: [_mask(f.name, np.full((SIDE, SIDE), 255, np.uint8))(r)
                                    for f in (r / "masks").iterdir()], "have 0 of 4 classes"),
     "a name twice": (lambda r: (r / "labels.txt").write_text("a\na\nb\nc\n"), "names the class 'a' twice"),
@@ -322,9 +326,9 @@ COCO = {
     "no category": (lambda r, d: d["annotations"][0].pop("category_id"), r"number as annotations\[0\].category_id"),
     "unknown category": (lambda r, d: d["annotations"][0].update(category_id=99), "uses the category 99"),
     "unknown image": (lambda r, d: d["annotations"][0].update(image_id=99), "uses the image 99"),
-    "missing file": (lambda r, d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
-    "two ids": (lambda r, d: d["images"][1].update(id=d["images"][0]["id"]), "with one id"),
-    "two categories": (lambda r, d: d["categories"][1].update(id=10), "with one id"),
+    "missing file": (lambda r, d: d["images"][0].update(file_name="gone.png"), "1 of 4 files .* such as gone.png"),
+    "two ids": (lambda r, d: d["images"][1].update(id=d["images"][0]["id"]), "has two images with '"),
+    "two categories": (lambda r, d: d["categories"][1].update(id=10), "has two categories with '10'"),
     "a name of no text": (lambda r, d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
     "no segmentation": (lambda r, d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
     "another size": (lambda r, d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
@@ -336,7 +340,7 @@ PANOPTIC = {
     "a path upwards": (lambda r, d: d["annotations"][1].update(file_name="../1.png"), "1.png, outside of"),
     "an id twice": (
         lambda r, d: d["annotations"][1]["segments_info"].append(d["annotations"][1]["segments_info"][0]),
-        "an id of its own",
+        "has two segments of 001.png with '",
     ),
     "an id of void": (
         lambda r, d: d["annotations"][1]["segments_info"][0].update(id=0),
@@ -345,7 +349,7 @@ PANOPTIC = {
     "an area of words": (lambda r, d: d["annotations"][1]["segments_info"][0].update(area="x"), "finite number"),
     "another size": (lambda r, d: PIL.Image.new("RGB", (9, 7)).save(r / "panoptic" / "001.png"), "7x9 pixels, but the"),
     "no PNG": (lambda r, d: (r / "panoptic" / "001.png").unlink(), "its mask 001.png cannot be read"),
-    "an unlisted segment": (lambda r, d: d["annotations"][1]["segments_info"].pop(), "which segments_info does not"),
+    "an unlisted segment": (lambda r, d: d["annotations"][1]["segments_info"].pop(), "its 001.png uses the segment"),
     "unknown category": (lambda r, d: d["annotations"][1]["segments_info"][0].update(category_id=9), "the category 9"),
     "no infos": (lambda r, d: d["annotations"][1].pop("segments_info"), r"a list as annotations\[1\].segments_info"),
 }
@@ -384,8 +388,8 @@ def test_one_image_is_too_few(tmp_path):
         ({"data": "scenes"}, "accepts folder:PATH, coco:FILE.json"),
         ({"data": "folder:gone"}, "There is no folder 'gone'"),
         ({"data": "coco:gone.json"}, "There is no file 'gone.json'"),
-        ({"data": "folder:tests"}, "should hold the folders images and masks, but has no masks"),
-        ({"data": "voc:tests"}, "should hold the folders JPEGImages and SegmentationClass"),
+        ({"data": "folder:tests"}, "tests/masks'; .* takes a folder with images and masks inside"),
+        ({"data": "voc:tests"}, "There is no folder 'tests/JPEGImages'"),
         ({"data": "tests"}, "for this folder, give folder:tests"),
         ({"data": "folder:gs://x/y"}, "copy the files to this machine"),
         ({"data": "tfds:x", "images": "tests"}, "--images applies only to --data coco:FILE or panoptic:FILE"),
@@ -439,5 +443,5 @@ def test_a_data_set_of_tfds_is_read_and_two_values_are_two_classes(two, tmp_path
     output = capsys.readouterr().out
     assert ("values 0 and 255, read as 0 and 1" in output) == two
     assert "ignored" not in output
-    with pytest.raises(UserError, match="leave --task instance out"):
+    with pytest.raises(UserError, match="no objects of their own, which --task instance needs"):
         open_data("tfds:scenes", "instance", data_dir=str(tmp_path))

@@ -6,6 +6,7 @@ damaged encoding, returns uninitialized memory for one that ends too early, and 
 perimeter of a polygon.
 """
 
+import collections
 import itertools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -100,8 +101,7 @@ class PanopticImage(NamedTuple):
             red, green, blue = (np.asarray(channel, np.int32) for channel in mask.convert("RGB").split())
         order = {each["id"]: place for place, each in enumerate(self.objects)}
         ids, places = np.unique(red + 256 * green + 65_536 * blue, return_inverse=True)
-        if unknown := sorted(set(ids.tolist()) - {0} - order.keys()):
-            raise UserError(f"its {self.png.name} has the segment {unknown[0]}, which segments_info does not list")
+        check_ids({*ids.tolist()} - {0}, order, "segment", f"its {self.png.name}")
         table = np.array([order.get(number, NONE) for number in ids.tolist()], np.int32)
         segments = table[places].reshape(red.shape)
         pixels = np.bincount(segments[segments >= 0], minlength=len(order)).tolist()
@@ -155,8 +155,7 @@ def read_panoptic(
     images, root = [], file.with_suffix("")
     for each in document["annotations"]:
         infos, png = each["segments_info"], listed_file(root, each["file_name"])
-        if len({info["id"] for info in infos}) < len(infos):
-            raise UserError(f"{file} should give each segment of {each['file_name']:.80} an id of its own; correct it.")
+        _check_distinct((info["id"] for info in infos), f"segments of {each['file_name']:.80}", file)
         number = each["image_id"]
         images.append(PanopticImage(files[number], infos, png, stuff, group=groups[number]))
     check_inside([image.png for image in images], file, root, allow_outside)
@@ -192,8 +191,9 @@ def _open(
     images, categories = document["images"], document["categories"]
     names = {each["id"]: composed(each["name"]) for each in categories}
     files = {each["id"]: listed_file(folder, each["file_name"]) for each in images}
-    if len(names) < len(categories) or len(files) < len(images) or len(set(files.values())) < len(images):
-        raise UserError(f"{file} has two images or two categories with one id or file; give each its own.")
+    _check_distinct((each["id"] for each in categories), "categories", file)
+    _check_distinct((each["id"] for each in images), "images", file)
+    _check_distinct(files.values(), "images", file)
     check_listed(files.values(), file, folder, allow_outside)
     check_ids((each["image_id"] for each in document["annotations"]), files, "image", file)
     return names, files, document
@@ -205,10 +205,17 @@ def _group(row: dict[str, Any]) -> str:
     return str(group) if isinstance(group, str | int) else ""
 
 
-def check_ids(used: Iterable[int], listed: Mapping[int, object], what: str, file: pathlib.Path) -> None:
-    """Raise UserError for an id that a file uses and does not list."""
+def _check_distinct(values: Iterable[object], what: str, file: pathlib.Path) -> None:
+    """Raise UserError for an id, or a file, that two entries have."""
+    value, count = collections.Counter(values).most_common(1)[0] if (values := [*values]) else ("", 0)
+    if count > 1:
+        raise UserError(f"{file} has two {what} with {shown(str(value))}; give each its own.")
+
+
+def check_ids(used: Iterable[int], listed: Mapping[int, object], what: str, file: object) -> None:
+    """Raise UserError for an id that a file uses and that is not listed."""
     if unknown := sorted({*used} - listed.keys()):
-        raise UserError(f"{file} uses the {what} {unknown[0]}, which it does not list; add it.")
+        raise UserError(f"{file} uses the {what} {unknown[0]}, which is not listed; add it.")
 
 
 def run_lengths(segmentation: Any, size: tuple[int, int]) -> RunLengths:

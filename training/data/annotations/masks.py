@@ -125,14 +125,12 @@ def read_mask(path: str | os.PathLike, size: tuple[int, int] | None = None) -> n
     """
     path = pathlib.Path(path)
     with open_mask(path, size, (*_FORMATS, *_LOSSY_FORMATS)) as image:
-        scale = _scale(image, path)
-        if scale is None:
-            raise UserError(f"its mask {path.name} is a {image.format} that changes class numbers; save it as PNG")
-        values = np.asarray(image)
-    if values.ndim != 2 or values.dtype.kind == "f" or values.min() < 0 or values.max() > _IGNORED_16:
+        scale, kind, values = _scale(image, path), image.format, np.asarray(image)
+    are_numbers = values.ndim == 2 and values.dtype.kind != "f" and 0 <= values.min() <= values.max() <= _IGNORED_16
+    if scale is None or not are_numbers:
         raise UserError(
-            f"its mask {path.name} should have one channel with class numbers, but has the shape {values.shape} and "
-            f"{values.dtype} values up to {values.max()}; convert colors or fractions to numbers"
+            f"its mask {path.name} should be a PNG, or another file without loss, of one channel with class numbers, "
+            f"but is a {kind} of the shape {values.shape} with {values.dtype} values up to {values.max()}; convert it"
         )
     return values.astype(np.uint8 if values.dtype.itemsize == 1 else np.uint16) // scale
 

@@ -133,19 +133,18 @@ def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -
 
 def _voc_image(file: pathlib.Path, image: pathlib.Path) -> BoxedImage:
     root = read_xml(file)
-    if root.tag != "annotation":
-        raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
     stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
     is_stated = all(map(is_number, stated))
     size = upright_size(image, tuple(round(float(text)) for text in stated) if is_stated else (None, None))
     boxes = []
-    for element in root.findall("object"):
+    # The root of another kind of file is refused as an object.
+    for element in root.findall("object") if root.tag == "annotation" else [root]:
         name, difficult = ((element.findtext(tag) or "").strip() for tag in ("name", "difficult"))
         edges = [element.findtext(f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax")]
         if not name or not all(map(is_number, edges)) or difficult not in ("", "0", "1"):
             raise UserError(
-                f"Each object of {file} should have a name, a bndbox of four finite numbers, and 0 or 1 as difficult, "
-                f"but one has {shown([name, *edges, difficult])}; correct it."
+                f"Each object of the annotation {file} should have a name, a bndbox of four finite numbers, and 0 or 1 "
+                f"as difficult, but one has {shown([name, *edges, difficult])}; correct or remove it."
             )
         left, top, right, bottom = (float(text or "") for text in edges)
         bbox = (left - 1, top - 1, right - left + 1, bottom - top + 1)

@@ -103,8 +103,7 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     where the task needs them.
     """
     if options.kind == "tfds":
-        if task != "semantic":
-            raise UserError(f"The masks of TensorFlow Datasets are classes of pixels; leave --task {task} out.")
+        _check_task(task, options.data, has_objects=False)
         labels, splits, most = tfds_scenes(options)
         return DataSet(labels, *splits, batches=SceneBatches(most))
     read = {"folder": _folder, "voc": _voc, "coco": _of_file, "panoptic": _of_file}[options.kind]
@@ -136,13 +135,10 @@ def _checked_classes(
     learned, others = (set[int]().union(*(each.classes for each in of_split.values())) for of_split in facts)
     things = set[int]().union(*(each.things for of_split in facts for each in of_split.values()))
     classes = learned | others
-    labels = distinct_names(scenes.labels or _numbered_labels(classes, options.path), options.path)
+    numbers = tuple(map(str, range(max(classes, default=-1) + 1)))
+    labels = distinct_names(scenes.labels or numbers, options.path)
     check_classes_of_masks(classes, labels, options.path, task)
-    if task != "semantic" and not things:
-        raise UserError(
-            f"The masks of {options.path} tell classes, but no objects of their own, which --task {task} needs; save "
-            "objects as 16-bit PNGs with 1000 * class + number, or leave --task out."
-        )
+    _check_task(task, options.path, has_objects=bool(things))
     _check_learned(scenes, labels, learned, options.path)
     return labels, tuple(sorted(classes - things))
 
@@ -193,15 +189,13 @@ def _two_classes(scene: Scene, value: int) -> Scene:
     return dataclasses.replace(scene, segments=lambda size: two_classes(scene.segments(size), value))
 
 
-def _numbered_labels(classes: Collection[int], path: pathlib.Path) -> tuple[str, ...]:
-    """Return the numbers of the classes as their names. Raises UserError unless they begin at 0, without gaps."""
-    numbers = sorted(classes)
-    if numbers != list(range(len(numbers))):
+def _check_task(task: SegmentationTask, data: object, *, has_objects: bool) -> None:
+    """Raise UserError for a task of objects on masks of classes alone."""
+    if task != "semantic" and not has_objects:
         raise UserError(
-            f"The masks of {path} have the classes {', '.join(map(str, numbers[:20]))}, which are not numbers from 0 "
-            f"on; correct them, or name the class of every number in {path / LABELS}."
+            f"The masks of {data} tell classes, but no objects of their own, which --task {task} needs; save objects "
+            "as 16-bit PNGs with 1000 * class + number, or leave --task out."
         )
-    return tuple(map(str, numbers))
 
 
 def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[int], path: pathlib.Path) -> None:

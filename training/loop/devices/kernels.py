@@ -18,15 +18,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_vit.models.attention import (
-    MULTIPLE,
-    DotProductAttention,
-    join_heads,
-    padded_attention,
-    runs_on_cudnn,
-    split_heads,
-)
+from keras_vit.models.attention import DotProductAttention, join_heads, split_heads
 from keras_vit.models.build import calling_class_token_only, class_token_only
+from keras_vit.models.gpu import MULTIPLE, padded_attention, runs_on_cudnn
 from keras_vit.models.layers import LayerScale, TokenDense, gelu_erf, gelu_quick, gelu_tanh
 
 # sqrt(2 / pi) and the cubic coefficient of the tanh approximation ("Gaussian Error Linear Units", arXiv 1606.08415).

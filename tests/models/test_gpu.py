@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_vit.models.attention import fused_attention, runs_on_cudnn
+from keras_vit.models.gpu import fused_attention, gelu_of_kept_input, runs_on_cudnn
 
 
 def by_definition(query, key, value):
@@ -62,3 +62,15 @@ def test_the_path_is_chosen_by_card_dtype_and_width(capability, dtype, width, ru
 
     monkeypatch.setattr(jax, "devices", lambda: [Card()])
     assert runs_on_cudnn(dtype, width) is runs
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gelu_keeps_its_input_alone_and_has_the_same_outputs_and_gradients(approximate, dtype):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 7)) * 3, dtype)
+    expected, expected_back = jax.vjp(lambda x: jax.nn.gelu(x, approximate=approximate), x)
+    outputs, back = jax.vjp(gelu_of_kept_input(approximate), x)
+    np.testing.assert_array_equal(outputs, expected)
+    np.testing.assert_array_equal(back(x)[0], expected_back(x)[0])
+    [kept] = jax.tree.leaves(back)
+    np.testing.assert_array_equal(kept, x)

@@ -1,0 +1,104 @@
+"""Compiles the training step on JAX for an H100, on a machine without a GPU: its memory and its kernels, not its time.
+
+    pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
+    python -m benchmarks.gpu_compile --batch 256
+
+The versions must be those of JAX. XLA chooses no algorithm by timing, so each product is one of cuBLAS.
+"""
+
+import collections
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+
+from benchmarks.case import NUM_CLASSES
+from keras_vit import MODELS, cli
+from keras_vit.cli import parser
+from keras_vit.cli.options import Count
+
+# What XLA asks of a device when it compiles (its GpuTargetConfigProto, as text), and the version of cuDNN.
+_H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 } threads_per_block_limit: 1024 threads_per_warp: 32 core_count: 132
+  fpus_per_core: 128 threads_per_core_limit: 2048 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 l2_cache_size: 52428800
+  memory_bandwidth: 3352320000000 clock_rate_ghz: 1.98 device_memory_size: 84929347584
+}
+platform_name: "CUDA" device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 8 }
+"""
+_CUDNN = 90800
+_KERNEL = re.compile(r"^  (?:ROOT )?%\S+ = .*? (fusion|copy|custom-call)\((?:.*custom_call_target=\"([^\"]+)\")?", re.M)
+_EPILOGUE = re.compile(r'"epilogue":"(\w+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Print the memory and the kernels of a training step in bfloat16."""
+
+    model: str = "ViT-B_16"
+    """Name of the model."""
+    num_layers: Count = 3
+    """Blocks of the model; compiling twelve takes some minutes."""
+    batch: Count = 256
+    """Images of a step."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--model NAME --num-layers N --batch N`"""
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu_compile", about=__doc__)
+    os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+    compiled = _compiled(parsed)
+    memory = compiled.memory_analysis()
+    sizes = memory.temp_size_in_bytes / 1e9, memory.argument_size_in_bytes / 1e9
+    print(f"{sizes[0]:.2f} GB of temporaries, {sizes[1]:.2f} GB of state and batch")
+    kernels: collections.Counter = collections.Counter()
+    for line in compiled.as_text().split("\nENTRY", 1)[1].splitlines():
+        if kernel := _KERNEL.match(line):
+            epilogue = _EPILOGUE.search(line)
+            kernels[" ".join([kernel[2] or kernel[1], *(epilogue.groups() if epilogue else ())])] += 1
+    for kernel, count in kernels.most_common():
+        print(f"{count:6} {kernel}")
+
+
+def _compiled(arguments: Arguments):
+    import jax
+    from jax._src.cudnn import fused_attention_stablehlo  # which asks for the version of a cuDNN that is not here
+    from jax.experimental import topologies
+
+    import keras_vit
+    from keras_vit.models import gpu, layers
+    from training.loop.build import build_trainer
+    from training.loop.devices.strategies import open_strategy
+    from training.options.common import Execution, StrategyOptions
+    from training.recipes.recipe import Recipe
+
+    fused_attention_stablehlo.check_cudnn_version = lambda: _CUDNN
+    fused_attention_stablehlo.check_compute_capability = lambda capability: True
+    layers.on_tensor_cores = gpu.on_tensor_cores = lambda dtype: dtype == "bfloat16"
+    config = dataclasses.replace(MODELS[arguments.model], num_layers=arguments.num_layers)
+    recipe = Recipe(
+        image_size=(224, 224), batch_size=arguments.batch, learning_rate=1e-4, steps=1, weight_decay=0.1, clip_norm=None
+    )
+    trainer = build_trainer(
+        lambda: keras_vit.build(config, num_classes=NUM_CLASSES),
+        recipe,
+        1,
+        execution=Execution(precision="bfloat16"),
+        strategy=open_strategy(StrategyOptions()),
+    )
+    chip = topologies.get_topology_desc("name", "cuda", target_config=_H100, topology="1x1x1").devices[0]
+    described = lambda shape, dtype: jax.ShapeDtypeStruct(  # noqa: E731
+        shape, dtype, sharding=jax.sharding.SingleDeviceSharding(chip)
+    )
+    state = tuple([described(v.shape, v.dtype) for v in group] for group in trainer._train_groups())
+    batch = [described((arguments.batch, *shape), "float32") for shape in ((224, 224, 3), (NUM_CLASSES,))]
+    step = jax.jit(trainer.train_step, donate_argnums=0).trace(state, batch)
+    return step.lower(lowering_platforms=("cuda",)).compile()
+
+
+if __name__ == "__main__":
+    cli.run(main)
