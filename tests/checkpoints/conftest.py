@@ -20,10 +20,12 @@ def _official_file(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(name="unpacked", scope="session")
 def _unpacked(tmp_path_factory) -> Callable[[str], pathlib.Path]:
-    """Unpack the folder of a Keras library by its name."""
+    """Unpack the folder of a Keras library by its name, which may be that of a file."""
     folder = tmp_path_factory.mktemp("unpacked")
 
     def unpacked(name: str) -> pathlib.Path:
+        if name.endswith(".h5"):
+            return FILES / name
         if not (folder / name).exists():
             shutil.unpack_archive(FILES / f"{name}.zip", folder / name)
         return folder / name

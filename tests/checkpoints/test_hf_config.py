@@ -61,21 +61,46 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(official_file):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("fixture", "change", "sentence"),
     [
-        ({"patch_size": 4}, r"config.json says patch_size=\(4, 4\), but the arrays are of a model with \(8, 8\)"),
-        ({"num_hidden_layers": 12}, "config.json says num_hidden_layers=12, but the arrays are of a model with 3"),
-        ({"hidden_size": 64}, "config.json says hidden_size=64, but the arrays are of a model with 48"),
-        ({"intermediate_size": 97}, "config.json says intermediate_size=97, but the arrays are of a model with 96"),
-        ({"image_size": 30}, r"image_size=\(30, 30\), but the arrays hold .* 16 patches"),
-        ({"patch_size": "x"}, "config.json should give 'patch_size' as one or two numbers of pixels, but gives 'x'"),
-        ({"model_type": "swin"}, "unsupported model_type='swin'; supported: vit"),
-        ({"model_type": "vit_mae"}, "unsupported model_type='vit_mae'; supported: vit"),
-        ({"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported hidden_act='relu'"),
+        ("hf_bit", {"hidden_act": "gelu"}, "unsupported hidden_act='gelu'; supported: relu"),
+        ("hf_bit", {"output_stride": 16}, "unsupported output_stride=16; supported: 32"),
+        ("hf_bit", {"embedding_dynamic_padding": True}, "unsupported embedding_dynamic_padding=True; supported: False"),
+        ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=False"),
+        ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
+        ("hf_vit_in21k", {"pooler_act": "relu"}, "unsupported pooler_act='relu'; supported: tanh"),
+        ("hf_vit", {"hidden_act": "swish"}, "unsupported hidden_act='swish'; supported: "),
+        ("hf_vit", {"backbone_config": [1]}, ".backbone_config. as an object"),
+        ("brought/hf_ijepa", {"model_type": "vit"}, "unsupported model_type='vit'; supported: ijepa"),
+        (
+            "hf_vit",
+            {"patch_size": 4},
+            r"patch_size=\(4, 4\), but the arrays are of a model with \(8, 8\)",
+        ),
+        (
+            "hf_vit",
+            {"num_hidden_layers": 12},
+            "num_hidden_layers=12, but .* with 3",
+        ),
+        ("hf_vit", {"hidden_size": 64}, "hidden_size=64, but .* with 48"),
+        (
+            "hf_vit",
+            {"intermediate_size": 97},
+            "intermediate_size=97, but .* with 96",
+        ),
+        ("hf_vit", {"image_size": 30}, r"image_size=\(30, 30\), but the arrays hold .* 16 patches"),
+        (
+            "hf_vit",
+            {"patch_size": "x"},
+            "'patch_size' as one or two numbers of pixels, but gives 'x'",
+        ),
+        ("hf_vit", {"model_type": "swin"}, "unsupported model_type='swin'; supported: vit"),
+        ("hf_vit", {"model_type": "vit_mae"}, "unsupported model_type='vit_mae'; supported: vit"),
+        ("hf_vit", {"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported hidden_act='relu'"),
     ],
 )
-def test_a_config_that_contradicts_the_arrays_is_refused(change, sentence, tmp_path):
-    folder = with_config(tmp_path, **change)
+def test_a_config_that_contradicts_the_arrays_is_refused(fixture, change, sentence, tmp_path):
+    folder = with_config(tmp_path, fixture=fixture, **change)
     for read in (keras_vit.from_checkpoint, keras_vit.describe):
         with pytest.raises(UserError, match=sentence):
             read(folder)

@@ -23,7 +23,6 @@ from tests.support import (
     TINY_IMAGE,
     TINY_STEM,
     assert_equal_weights,
-    changed_folder,
     loaded,
     others_slow,
     randomize,
@@ -425,24 +424,6 @@ def test_an_array_that_fits_no_weight_is_refused_before_any_is_assigned(name, ch
     assert_equal_weights(before, model)
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(path, **FILES[name][0])
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "sentence"),
-    [
-        ("hf_bit", {"hidden_act": "gelu"}, "unsupported hidden_act='gelu'; supported: relu"),
-        ("hf_bit", {"output_stride": 16}, "unsupported output_stride=16; supported: 32"),
-        ("hf_bit", {"embedding_dynamic_padding": True}, "unsupported embedding_dynamic_padding=True; supported: False"),
-        ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=False"),
-        ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
-        ("hf_vit_in21k", {"pooler_act": "relu"}, "unsupported pooler_act='relu'; supported: tanh"),
-        ("hf_vit", {"hidden_act": "swish"}, "unsupported hidden_act='swish'; supported: "),
-        ("hf_vit", {"backbone_config": [1]}, ".backbone_config. as an object"),
-    ],
-)
-def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentence, tmp_path):
-    with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(changed_folder(FIXTURES / name, tmp_path / name, **change))
 
 
 @pytest.mark.parametrize(
