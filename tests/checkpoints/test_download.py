@@ -514,14 +514,12 @@ def test_a_manually_placed_file_is_used_and_marked_as_such():
     assert (metadata["size"], metadata["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
-@pytest.mark.parametrize(
-    ("content", "words"), [(b"damaged", f"{len(CONTENT)} bytes, but is 7"), (CONTENT[:-1] + b"!", "the SHA-256")]
-)
-def test_a_damaged_file_of_the_cache_is_refused_until_the_user_decides(content, words, server):
+def test_a_damaged_file_of_the_cache_is_refused_until_the_user_decides(server):
+    content = CONTENT[:-1] + b"!"
     address = server.address("/complete/model.npz")
     path = find_checkpoint(address)
     path.write_bytes(content)
-    assert words in error_message(address)
+    assert "should have the SHA-256" in error_message(address)
     path.with_name("model.npz.json").unlink()
     assert find_checkpoint(address).read_bytes() == content
     path.unlink()
