@@ -1,6 +1,7 @@
 """Files that lack a component of their family, and configs that contradict the arrays or themselves, are refused."""
 
 import json
+import pathlib
 import re
 import shutil
 
