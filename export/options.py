@@ -101,8 +101,12 @@ TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "in
 CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8")
 # Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
 EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8")
-# On which processors the files of a target are right.
-PROCESSORS: dict[Target, str] = {"cpu": "CPU; wrong on GPUs", "gpu": "GPU and CPU", "npu": "NPU and CPU"}
+# What the files of a target are for.
+PROCESSORS: dict[Target, str] = {
+    "cpu": "for CPUs, wrong results on GPUs",
+    "gpu": "for GPUs and CPUs",
+    "npu": "for NPUs and CPUs",
+}
 # Options of TFLiteOptions for models that classify.
 OF_CLASSES = ("uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
 _GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")

@@ -180,16 +180,16 @@ def measurements(
 
 
 def format_table(files: Mapping[Any, tuple[pathlib.Path, Mapping[str, Any]]], processor: str = "") -> str:
-    """Return sizes and differences of all formats as a table; `processor` says where the files are right."""
+    """Return sizes and differences of all formats as a table; `processor` says what the files are for."""
     rows = [
-        (name, f"{path.stat().st_size / 1e6:,.2f}", f"{found['max_abs_diff']:.2g}", f"{found['agreement']:.2%}",
+        (name, f"{path.stat().st_size / 1e6:,.2f}", f"{found['max_abs_diff']:.2g}", f"{found['agreement']:.1%}",
          "" if found["accuracy"] is None else f"{found['accuracy']:.1%}")
         for name, (path, found) in files.items()
     ]  # fmt: skip
     table = parity.as_table(rows, ("format", "MB", "max |logit diff|", "agreement", "accuracy"))
     paths = [path for path, _ in files.values()]
     names = ", ".join(path.name for path in paths)
-    return "\n".join([table, f"In {paths[0].parent}: {names}", *([f"Right on: {processor}"] if processor else [])])
+    return f"{table}\nWritten to {paths[0].parent}{f' ({processor})' if processor else ''}: {names}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

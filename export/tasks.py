@@ -179,14 +179,14 @@ class Classification(Task):
     def report(self, directory, artifact, expected, files, extra) -> None:
         origin, columns = self.exported.origin, extra.columns
         if all("unknown_agreement" in row for row in files.values()):
-            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.2%}", **columns}
+            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.1%}", **columns}
         header = (
             "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
             "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
         )  # fmt: skip
         rows = [
             (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-             f"{row['agreement']:.2%}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
+             f"{row['agreement']:.1%}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
              *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
              *(cell(row) for cell in columns.values()))
             for name, row in files.items()
@@ -321,7 +321,7 @@ class Segmentation(Task):
         return {"equal_pixels": share, "score_difference": difference}
 
     def sentence(self, measures: Measures) -> str:
-        return f"{measures['equal_pixels']:.2%} of the pixels are those of the Keras model"
+        return f"{measures['equal_pixels']:.1%} of the pixels are those of the Keras model"
 
 
 def open_task(run: Run, options: SourceOptions, embeddings: Embeddings | None = None) -> Task:

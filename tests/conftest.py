@@ -4,6 +4,7 @@ import atexit
 import dataclasses
 import functools
 import gc
+import os
 import pathlib
 import random
 import sys
@@ -87,6 +88,23 @@ def _compute_no_more(monkeypatch) -> Callable[[], None]:
     """From its call on, features of images must be read and not computed."""
     fails = functools.partial(pytest.fail, "features were computed again")
     return lambda: monkeypatch.setattr("training.features.extraction._computed", lambda *_: fails())
+
+
+@pytest.fixture(name="models_read_once", scope="module")
+def _models_read_once():
+    """Each file of a model is read once, for tests whose commands change no weights."""
+    from keras_vit.checkpoints import from_checkpoint
+
+    load = from_checkpoint.load_named_model
+    read = functools.cache(lambda path, _: load(pathlib.Path(path)))
+
+    def load_once(path: pathlib.Path) -> keras.Model:
+        files = [path, (path if path.is_dir() else path.parent) / "labels.txt"]
+        return read(os.path.realpath(path), tuple(file.stat().st_mtime_ns for file in files if file.exists()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(from_checkpoint, "load_named_model", load_once)
+        yield
 
 
 @pytest.fixture(name="short_lock_wait")

@@ -52,7 +52,7 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_images_are_shown(image
     assert printed.count("is kept for evaluation") == 1  # the images are looked at once
     assert printed.count("60 images in 30 groups") == 1
     assert "Whole images (--resize pad): on 54 training images" in printed
-    assert "All images in 5 folds: accuracy " in printed
+    assert "5-fold cross-validation on all images: accuracy " in printed
     run = Run.open(workdir)
     assert run.preprocessing.resize == "pad"
     assert run.labels == ("left", "right")
@@ -65,7 +65,7 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_images_are_shown(image
         auto.main(["--data", f"folder:{images}", "--checkpoint", str(backbone), "--workdir", workdir])
     again = str(tmp_path / "again")  # from a model that knows the classes already
     auto.main(["--data", f"folder:{images}", "--run", workdir, "--workdir", again])
-    assert "so this one stays" in capsys.readouterr().out
+    assert "so auto keeps its own" in capsys.readouterr().out
     for old, new in zip(run.model.weights, Run.open(again).model.weights, strict=True):
         np.testing.assert_array_equal(np.array(old), np.array(new))
 
@@ -74,7 +74,7 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(images, backbone, monk
     run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{images}"))
     monkeypatch.setattr(choices, "step_seconds", lambda model, batch_size: 10.0)
     assert choices.finetuning_epochs(run, source, minutes=0.1) == 0
-    assert "0.1 minutes suffice for 0 epochs only" in capsys.readouterr().out
+    assert "0.1 minutes allow only 0 epochs" in capsys.readouterr().out
     assert choices.finetuning_epochs(run, source, minutes=5) >= 3
     assert "a step of" in capsys.readouterr().out
 

@@ -140,7 +140,7 @@ def test_what_a_bare_file_does_not_tell_is_said_and_a_model_is_named_as_its_file
     bare = keras_vit.from_checkpoint(tmp_path / "my cats.safetensors", num_heads=3)
     assert bare.name == "my_cats"
     printed = capsys.readouterr().out
-    assert "my cats.safetensors, and assumed: " in printed
+    assert "my cats.safetensors does not say it: " in printed
     assert "0..255 to -1" in printed
     assert "heads" not in printed
     keras_vit.from_checkpoint(FIXTURES / "vit_token.npz")

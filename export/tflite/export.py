@@ -330,7 +330,7 @@ class _Quantization:
                 f"{kind}: steps of the quantization, on calibration images",
                 ("step", "logit error", "agreement", "kept"),
                 [
-                    (step.name, f"{step.error:.3g}", f"{step.agreement:.2%}", "yes" if step.kept else "no")
+                    (step.name, f"{step.error:.3g}", f"{step.agreement:.1%}", "yes" if step.kept else "no")
                     for step in steps
                 ],
             )
@@ -403,7 +403,7 @@ def _extra(
         "XNNPACK partitions": lambda row: row["xnnpack_partitions"]
     }
     if any("float16_agreement" in row for row in rows.values()):
-        columns["agreement in float16"] = lambda row: f"{row['float16_agreement']:.2%}"
+        columns["agreement in float16"] = lambda row: f"{row['float16_agreement']:.1%}"
         columns["max diff in float16"] = lambda row: f"{row['float16_max_abs_diff']:.3g}"
     panels: dict[str, Mapping[str, float]] = {
         "agreement with the Keras model": {form: row["agreement"] for form, row in rows.items()},

@@ -84,7 +84,7 @@ def infer_blueprint(checkpoint: Checkpoint, name: str, options: LoadOptions) -> 
     _warn_of_images(checkpoint, name, None if options.size else size, num_channels)
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
     if assumed := _assumed(checkpoint, config, options, preprocessing):
-        print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
+        print(f"Assumed, because {checkpoint.path} does not say it: {'; '.join(assumed)}.")
     # The name of the folder or file, in letters that layers may have.
     last = re.sub(r"\.(npz|safetensors|h5)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     activation = checkpoint.file_config.classifier_activation if options.num_classes is None else None

@@ -247,5 +247,5 @@ def _report_preprocessing(model: keras.Model, written: Checkpoint) -> None:
     if np.allclose(read.channel_ranges(), own.channel_ranges(), atol=1e-6):
         read = dataclasses.replace(read, value_range=own.value_range)  # as the numbers of the model are written
     if own.summary() != read.summary():
-        print(f"Images of this model: {own.summary()}.")
-        print(f"Images as the file is read: {read.summary()}; set it there.")
+        print(f"Preprocessing of this model: {own.summary()}.")
+        print(f"Preprocessing by readers of the file: {read.summary()}; set it there.")

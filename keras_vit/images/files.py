@@ -89,7 +89,7 @@ def read_image(path: pathlib.Path, preprocessing: "Preprocessing | None" = None,
     elif is_uniform(image.pixels):
         is_transparent = image.pixels.shape[-1] % 2 == 0 and image.pixels[..., -1].min() < 255
         reason = "; transparent images are put on white" if is_transparent else ""
-        print(f"Warning: {name} has one color throughout{reason}.")
+        print(f"Warning: {name} has a single color{reason}.")
     return image
 
 

@@ -181,7 +181,7 @@ def _draw_dots(axes, result: InspectionResult, *, key: str, how: str, color: str
     axes.set_ylim(0.0, 1.08 * distances.max() or 1.0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    images = f"{result.num_averaged} image{'s' * (result.num_averaged != 1)}"
+    images = f"{result.num_averaged:,} image{'s' * (result.num_averaged != 1)}"
     axes.set_title(f"One dot per head, {how}\n{images} of {height}x{width} px", fontsize=10)
 
 

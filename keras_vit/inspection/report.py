@@ -127,7 +127,7 @@ def sentences(result: InspectionResult) -> list[str]:
 
 
 def _images(number: int) -> str:
-    return f"{number} image" if number == 1 else f"{number} images"
+    return "1 image" if number == 1 else f"{number:,} images"
 
 
 def _cards(result: InspectionResult) -> list[dict[str, Any]]:

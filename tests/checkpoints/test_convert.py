@@ -19,7 +19,7 @@ def test_every_key_is_reported_and_the_written_file_is_verified(tmp_path, capsys
     assert lines[-4].endswith("verified, all are equal bit for bit.")
     assert lines[-3] == "GELU: tanh in this model, erf in the code of timm files; set it there."
     assert lines[-2].startswith(
-        "Images of this model: RGB, turned upright by the EXIF orientation, stretched to 32 x 32"
+        "Preprocessing of this model: RGB, turned upright by the EXIF orientation, stretched to 32 x 32"
     )
     assert "center crop to 32 x 32 (bicubic, antialiased, rounded to bytes" in lines[-1]
     again = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)

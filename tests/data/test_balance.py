@@ -25,11 +25,6 @@ def test_all_classes_get_as_many_examples_as_the_largest_each_image_as_often_as_
     assert np.bincount(split.labels).tolist() == [5, 5, 5]
 
 
-def test_a_balanced_split_is_another_one_to_the_workers():
-    split = images_of([0, 0, 1])
-    assert balanced(split).fingerprint != split.fingerprint
-
-
 def test_labels_that_are_not_known_cannot_be_balanced():
     split = images_of([0, 1])
     with pytest.raises(UserError, match="--balance .* are not of digits, folder:PATH or csv:FILE"):

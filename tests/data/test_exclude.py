@@ -46,20 +46,15 @@ def labeled(data: str = "folder:data", exclude: str | None = "decisions.csv") ->
 def test_dropped_images_are_left_out_and_relabeled_ones_have_the_new_label(place, capsys):
     (place / "decisions.csv").write_text(
         HEADER
-        + line("data/train/ant/0.png", "drop")
+        + line("data/train/bee/copy.png", "drop")  # not the other one
         + line("data/test/bee/1.png", "relabel", "ant")
         + line("data/train/bee/0.png", "keep", "ant")
     )
     before, after = labeled(exclude=None), labeled()
-    assert before.keys() - after.keys() == {"data/train/ant/0.png"}
+    assert before.keys() - after.keys() == {"data/train/bee/copy.png"}
     assert {path for path in after if before[path] != after[path]} == {"data/test/bee/1.png"}
     assert after["data/test/bee/1.png"] == "ant"
     assert "decisions.csv: 1 of 11 images is left out, and 1 has another label." in capsys.readouterr().out
-
-
-def test_of_copies_only_the_one_that_was_decided_on_is_dropped(place):
-    (place / "decisions.csv").write_text(HEADER + line("data/train/bee/copy.png", "drop"))
-    assert labeled(exclude=None).keys() - labeled().keys() == {"data/train/bee/copy.png"}
 
 
 def test_an_image_is_known_by_its_content_after_the_folder_was_moved(place):
@@ -82,7 +77,6 @@ def test_a_csv_file_of_images_is_decided_in_the_same_way(place):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("a.png,00,drop,,\n", None),
         ("a.png,00,remove,,\n", "Line 2 .* decision 'remove'"),
         ("a.png,00,relabel,,\n", "Line 2 .* a new_label"),
         ("a.png,00\n", "Line 2 .* decision ''"),
@@ -90,9 +84,6 @@ def test_a_csv_file_of_images_is_decided_in_the_same_way(place):
 )
 def test_wrong_files_are_one_sentence(rows, message, place):
     (place / "decisions.csv").write_text(HEADER + rows)
-    if message is None:
-        assert labeled() == labeled(exclude=None)
-        return
     with pytest.raises(UserError, match=message):
         labeled()
 

@@ -164,22 +164,20 @@ def test_lists_of_several_classes_have_each_scene_on_one_side(folder):
     assert not scenes(source.train) & scenes(source.evaluation)
 
 
-def test_a_class_of_copies_alone_is_split_as_ever_with_a_warning(tmp_path, capsys):
-    for number in range(4):
-        save(tmp_path, f"{'cat' if number < 2 else 'dog'}/{number}.png", scene(number // 2))
-    source = open_source(DataOptions(f"folder:{tmp_path}"))
-    assert (source.train.num_examples, source.evaluation.num_examples) == (2, 2)
-    assert "Warning: The 2 images of 'cat' belong together" in capsys.readouterr().out
-    with pytest.raises(UserError, match="2 images of 'cat' belong together"):
-        open_source(DataOptions(f"folder:{tmp_path}", group="folder"))
-
-
 def test_a_column_names_groups(folder):
     files = sorted(folder.rglob("*.png"))
     lines = [f"pictures/{file.relative_to(folder)},{file.parent.name},day {file.name[4]}" for file in files]
     (folder.parent / "list.csv").write_text("path,label,group\n" + "\n".join(lines))
     with pytest.raises(UserError, match="36 images of 'cat' belong together"):  # every scene was taken on every day
         open_source(DataOptions(f"csv:{folder.parent / 'list.csv'}"))
+
+
+def test_a_class_of_copies_alone_is_split_as_ever_with_a_warning(tmp_path, capsys):
+    for number in range(4):
+        save(tmp_path, f"{'cat' if number < 2 else 'dog'}/{number}.png", scene(number // 2))
+    source = open_source(DataOptions(f"folder:{tmp_path}"))
+    assert (source.train.num_examples, source.evaluation.num_examples) == (2, 2)
+    assert "Warning: The 2 images of 'cat' belong together" in capsys.readouterr().out
 
 
 def test_images_without_groups_are_split_as_ever(tmp_path):
@@ -244,11 +242,6 @@ def test_tar_files_have_each_scene_on_one_side(rule, folder, monkeypatch):
     alone = open_source(DataOptions(data, group="none"))
     assert (alone.train.groups, alone.evaluation.num_examples) == (None, 8)
     assert DataOptions.of_settings({"data": data}).group == "none"
-
-
-def test_records_are_grouped_where_they_are_written():
-    with pytest.raises(UserError, match="--group applies only to .* and to keras-vit shard of these"):
-        open_source(DataOptions("tfrecord:train-*", group="folder"))
 
 
 def write_boxes(folder: pathlib.Path, kind: str, field: str) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 import resource
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.data.dataset import DataSet, Split, bad_examples_reported
-from training.data.pipeline import evaluation_batches, training_batches
+from training.data.dataset import DataSet, bad_examples_reported
+from training.data.pipeline import training_batches
 from training.data.sources import DataOptions, open_source
 from training.data.tfrecord import TFRecords
 from training.data.write import shard
@@ -49,50 +50,50 @@ def test_records_are_those_of_the_sequential_reader_and_are_looked_for_once(file
     assert index.stat().st_mtime_ns == written
 
 
-def test_a_stale_index_is_named_and_made_anew(files, capsys):
-    contents(files)
-    write(files[2], [b"another", b"and", b"more"])
-    assert contents(files)[-3:] == [b"another", b"and", b"more"]
-    assert f"records.npz does not fit {files[2]}, which has changed; its records are" in capsys.readouterr().out
-    contents(files)
-    assert not capsys.readouterr().out
+def _truncate(index: pathlib.Path) -> None:
+    index.write_bytes(index.read_bytes()[: index.stat().st_size // 2])
 
 
-def test_a_damaged_index_is_named_and_made_anew(files, capsys):
-    expected = contents(files)
-    index = os.path.join(os.path.dirname(files[0]), RECORD_INDEX)
-    with open(index, "r+b") as stream:
-        stream.truncate(os.path.getsize(index) // 2)
-    assert contents(files) == expected
-    assert "records.npz is damaged; the records are indexed again" in capsys.readouterr().out
-
-
-def test_an_index_that_cannot_be_written_is_named_and_not_needed(files, capsys):
-    index = pathlib.Path(files[0]).with_name(RECORD_INDEX)
-    index.mkdir()  # in its place
+def _put_a_folder_there(index: pathlib.Path) -> None:
+    index.unlink()
+    index.mkdir()
     (index / "mine").touch()
-    assert contents(files) == list(tf.data.TFRecordDataset(files).as_numpy_iterator())
-    assert "records.npz cannot be written (Is a directory), so each run indexes" in capsys.readouterr().out
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_named(files):
-    records = TFRecords([(file, 0, 100) for file in files])
-    split = Split(
-        len(records), lambda index: (records.read(index), tf.constant(0)), explain_damage=records.explain_damage
-    )
-    write(files[2], [])
-    with pytest.raises(UserError, match="c was changed while it was read"), bad_examples_reported(split):
-        split.read(tf.constant(21, tf.int64))
-
-
-def test_an_index_of_other_records_of_the_same_size_is_named(files):
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda index: write(index.with_name("c"), [b"another", b"and"]), "does not fit .*c, which has changed; its"),
+        (_truncate, "records.npz is damaged; the records are indexed again"),
+        (_put_a_folder_there, r"records.npz cannot be written \(Is a directory\), so each run indexes"),
+    ],
+    ids=["stale", "damaged", "not to be written"],
+)
+def test_an_index_that_cannot_be_used_is_named_and_made_anew(damage, words, files, capsys):
     contents(files)
-    write(files[2], [b"1", b"2" * 20_000])
+    damage(pathlib.Path(files[0]).with_name(RECORD_INDEX))
+    assert contents(files) == list(tf.data.TFRecordDataset(files).as_numpy_iterator())
+    assert re.search(words, capsys.readouterr().out)
+    contents(files)
+    assert ("cannot be written" in words) == bool(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("indexed", "then", "words"),
+    [
+        (False, [], "c was changed while it was read"),
+        (True, [b"1", b"2" * 20_000], "records.npz does not fit .*c; remove it"),  # of the same size
+    ],
+)
+def test_a_file_that_changes_is_named(indexed, then, words, files):
+    contents(files)
+    if indexed:
+        write(files[2], then)
     records = TFRecords([(file, 0, 100) for file in files])
-    split = Split(
-        len(records), lambda index: (records.read(index), tf.constant(0)), explain_damage=records.explain_damage
-    )
-    with pytest.raises(UserError, match="records.npz does not fit .*c; remove it"), bad_examples_reported(split):
+    if not indexed:
+        write(files[2], then)
+    split = records.split(lambda index: (records.read(index), tf.constant(0)))
+    with pytest.raises(UserError, match=words), bad_examples_reported(split):
         split.read(tf.constant(21, tf.int64))
 
 
@@ -117,10 +118,10 @@ def test_no_python_runs_on_the_way_of_an_image(digits, tmp_path):
         for number in range(4):
             tf.io.write_file(str(tmp_path / name / f"{number}.png"), tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)))
     recipe = dataclasses.replace(find_recipe("photos-small-strong"), batch_size=2)
-    files, preprocessing = open_source(DataOptions(f"folder:{tmp_path}")), recipe.preprocessing(3)
-    training = training_batches(digits.train, recipe, preprocessing, num_classes=10, seed=0, first_step=0)
-    evaluation = evaluation_batches(files.evaluation, preprocessing, num_classes=2, batch_size=2)
-    for data, read in ((training, "DatasetToSingleElement"), (evaluation, "ReadFile")):
+    files = open_source(DataOptions(f"folder:{tmp_path}")).train
+    batches = training_batches(digits.train, recipe, recipe.preprocessing(3), num_classes=10, seed=0, first_step=0)
+    read_files = tf.data.Dataset.range(files.num_examples).map(files.read)
+    for data, read in ((batches, "DatasetToSingleElement"), (read_files, "ReadFile")):
         found = operations(data)
         assert read in found
         assert not [operation for operation in found if "PyFunc" in operation]
@@ -160,7 +161,12 @@ def test_workers_with_another_index_have_another_fingerprint(files, tmp_path):
     assert fingerprint(copies) != fingerprint(files)
 
 
-def test_the_split_of_a_source_has_the_fingerprint_of_its_records(digits):
+def test_the_split_of_a_source_has_the_images_and_the_fingerprint_of_its_records(digits):
+    expected = open_source(DataOptions("digits"))
+    assert (digits.labels, digits.train.num_examples) == (expected.labels, expected.train.num_examples)
+    first = tf.constant(0, tf.int64)
+    for found, same in zip(digits.train.example(first), expected.train.example(first), strict=True):
+        np.testing.assert_array_equal(found, same)
     assert digits.train.fingerprint != digits.evaluation.fingerprint != 0
     assert digits.train.take(np.array([0, 1])).fingerprint != digits.train.take(np.array([1, 0])).fingerprint
 

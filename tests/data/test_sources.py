@@ -1,6 +1,5 @@
 """Where images come from: digits, TensorFlow Datasets, class folders, and what is wrong with them."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -9,7 +8,6 @@ import re
 import shutil
 import socket
 import urllib.error
-from collections.abc import Callable
 
 import numpy as np
 import PIL.Image
@@ -19,7 +17,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.files.labels import check_classes
 from keras_vit.files.transfer import TransferError
-from keras_vit.images.formats import format_list
+from keras_vit.images.formats import format_list, format_problem
 from keras_vit.run import Run
 from tests.support import TFDS, encoded, needs_mnist
 from training.data import dataset as examples
@@ -29,8 +27,7 @@ from training.data.checks import check_data
 from training.data.known_images import check_held_out, check_split, warn_of_known_images, warn_of_training_images
 from training.data.listed_files import listed_files
 from training.data.sources import DataOptions, DataSet, Split, bad_examples_reported, open_source
-from training.data.tfrecord import TFRecords
-from training.data.write import shard, write_samples
+from training.data.write import shard
 
 
 def collect(split: Split) -> tuple[list[np.ndarray], list[int]]:
@@ -60,6 +57,7 @@ def test_digits_are_all_there_once():
         ("folder:x", {"train_split": "train[:9]"}, "--train-split applies only to --data tfds"),
         ("folder:x", {"eval_split": "test"}, "--eval-split applies only to --data tfds"),
         ("tfds:mnist", {"on_bad_image": "skip"}, "--on-bad-image applies only to --data folder"),
+        ("tfrecord:train-*", {"group": "folder"}, "--group applies only to .* and to keras-vit shard of these"),
         *((f"tfds:{name}", {}, "no data set of TensorFlow Datasets named") for name in ("../x", "a:b:c", "a b")),
         ("tfds:mnist:x", {"data_dir": "."}, "no configuration of mnist named 'x'"),
         ("tfds:cifar10_corrupted:fog_9", {"data_dir": "."}, "named 'fog_9'; the nearest names are fog_"),
@@ -75,55 +73,36 @@ def test_what_is_no_data_set_is_refused(data, options, words, tmp_path, monkeypa
         open_source(DataOptions(data, **options))
 
 
-class Network:
-    """What the servers answer when they are asked, and what happens when TFDS fetches a data set."""
-
-    def __init__(self):
-        self.error: Exception | None = None
-        self.fetched: list[str] = []
-        self.cannot_fetch: Exception | None = None
-        self.asked = 0
-
-    def opened(self, address: str) -> contextlib.AbstractContextManager:
-        self.asked += 1
-        if self.error is not None:
-            raise TransferError("it failed", retry=True) from self.error
-        return contextlib.nullcontext()
-
-    def fetch(self, builder) -> None:
-        self.fetched.append(builder.name)
-        if self.cannot_fetch is not None:
-            raise self.cannot_fetch
+UNREACHABLE = urllib.error.URLError(socket.gaierror("no such host"))
 
 
-@pytest.fixture(name="network")
-def _network(monkeypatch) -> Network:
+@pytest.mark.parametrize(
+    ("error", "has_files", "words"),
+    [
+        (UNREACHABLE, False, r"since \S+ cannot be reached"),  # TFDS would try each file for minutes
+        (UNREACHABLE, True, "could not be fetched .no route"),  # the files may be there
+        (urllib.error.HTTPError("", 403, "Forbidden", None, None), False, "could not be fetched"),  # TFDS may know how
+    ],
+)
+def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(error, has_files, words, tmp_path, monkeypatch):
     import tensorflow_datasets as tfds
 
-    network = Network()
-    monkeypatch.setattr(tfds_data, "opened", network.opened)
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda builder: network.fetch(builder))
-    return network
+    fetched = []
 
+    def opened(address: str):
+        raise TransferError("it failed", retry=True) from error
 
-def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(network, tmp_path):
-    network.cannot_fetch = ConnectionError("no route")
-    with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched"):
+    def fetch(builder):
+        fetched.append(builder.name)
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(tfds_data, "opened", opened)
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fetch)
+    if has_files:
+        (tmp_path / "downloads" / "manual").mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"'mnist' is not prepared in .*{words}"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
-
-
-def test_without_a_network_a_data_set_is_not_tried_for_minutes(network, tmp_path):
-    network.error = urllib.error.URLError(socket.gaierror("no such host"))
-    with pytest.raises(UserError, match=r"not prepared in .*, since \S+ cannot be reached"):
-        open_source(DataOptions("tfds:mnist", str(tmp_path)))
-    assert network.fetched == list(tmp_path.iterdir()) == []
-    network.error = urllib.error.HTTPError("", 403, "Forbidden", None, None)
-    tfds_data.tfds_builder("mnist", str(tmp_path))  # servers answer programs differently, and TFDS may know the way
-    asked = network.asked
-    (tmp_path / "downloads" / "manual").mkdir(parents=True)
-    tfds_data.tfds_builder("mnist", str(tmp_path))
-    assert network.fetched == ["mnist", "mnist"]
-    assert network.asked == asked  # the files may be there
+    assert fetched == ([] if "reached" in words else ["mnist"])
 
 
 @needs_mnist
@@ -133,17 +112,11 @@ def test_mnist_is_opened_with_its_splits():
     assert (source.train.num_examples, source.evaluation.num_examples) == (50, 20)
 
 
-@pytest.fixture(name="hold_nothing")
-def _hold_nothing(monkeypatch) -> Callable[[], None]:
-    """Keeps images of TFDS on the disk from now on, however few they are."""
-    return lambda: monkeypatch.setattr(tfds_data, "_IN_MEMORY_BYTES", 0)
-
-
 @needs_mnist
-def test_records_read_by_position_are_those_of_tfds(hold_nothing):
+def test_records_read_by_position_are_those_of_tfds(monkeypatch):
     arguments = DataOptions("tfds:mnist", str(TFDS), "train[100:140]", "test[:7]")
     held = open_source(arguments)
-    hold_nothing()
+    monkeypatch.setattr(tfds_data, "_IN_MEMORY_BYTES", 0)
     read = open_source(arguments)
     for split in ("train", "evaluation"):
         (images, labels), (expected, numbers) = collect(getattr(read, split)), collect(getattr(held, split))
@@ -165,31 +138,10 @@ def test_a_split_that_is_not_there_or_empty_is_refused(options, words):
         open_source(DataOptions("tfds:mnist", str(TFDS), **options))
 
 
-def test_truncated_records_are_refused(tmp_path):
-    path = str(tmp_path / "cut.tfrecord")
-    with tf.io.TFRecordWriter(path) as writer:
-        writer.write(b"one")
-        writer.write(b"two and more")
-    pathlib.Path(path).write_bytes(pathlib.Path(path).read_bytes()[:-5])
-    with pytest.raises(UserError, match="at byte 19 a record is longer than the file"):
-        TFRecords([(path, 0, 2)])
-
-
 def test_labels_outside_the_classes_are_refused():
     images = np.zeros((3, 2, 2, 1), np.uint8)
     with pytest.raises(UserError, match="Labels must be 0 to 1, .* but 2 of 3 are outside, 5 first"):
         sources.array_split(images, np.array([0, 5, -1]), ("a", "b"))
-
-
-@needs_mnist
-def test_a_label_outside_the_classes_is_named_when_it_is_read(hold_nothing):
-    import tensorflow_datasets as tfds
-
-    hold_nothing()
-    split = tfds_data._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
-    examples = tf.data.Dataset.range(50).map(split.example)
-    with pytest.raises(UserError, match="the images read has the label"), bad_examples_reported():
-        list(examples)
 
 
 def test_a_class_folder_with_a_line_break_in_its_name_is_refused(folder):
@@ -266,17 +218,14 @@ def _odd_folder(tmp_path) -> pathlib.Path:
     return tmp_path / "odd"
 
 
-@pytest.mark.parametrize("form", ["folder", "samples", "records"])
+@pytest.mark.parametrize("form", ["folder", "records"])
 def test_dark_images_and_images_of_one_color_are_counted_and_named(form, odd_folder, tmp_path, capsys):
     data = DataOptions(f"folder:{odd_folder}")
-    if form == "samples":
-        write_samples(data, tmp_path / "samples")
-    elif form == "records":
+    if form == "records":
         shard(data, str(tmp_path / "records"))
         capsys.readouterr()
-        open_source(DataOptions(f"tfrecord:{tmp_path}/records/*.tfrecord"))
-    else:
-        open_source(data)
+        data = DataOptions(f"tfrecord:{tmp_path}/records/*.tfrecord")
+    open_source(data)
     printed = capsys.readouterr().out
     dark = [line for line in printed.splitlines() if "of 16 bits and nearly black" in line]
     uniform = [line for line in printed.splitlines() if "of a single color" in line]
@@ -289,17 +238,7 @@ def test_dark_images_and_images_of_one_color_are_counted_and_named(form, odd_fol
             assert all(str(odd_folder / split / "ant" / file) in printed for split in ("train", "test"))
 
 
-def test_a_palette_is_expanded(tmp_path):
-    PIL.Image.fromarray(np.full((4, 5, 3), (250, 10, 80), np.uint8)).convert("P", palette=1).save(tmp_path / "x.png")
-    image = examples.decoded(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
-    assert image.shape == (4, 5, 3)
-    assert np.abs(image[0, 0].astype(int) - (250, 10, 80)).max() < 30
-
-
-@pytest.mark.parametrize(
-    "splits",
-    ["train test", "train val", "train valid", "train validation", "Train Test", "TRAIN Val", "training testing"],
-)
+@pytest.mark.parametrize("splits", ["train test", "train valid", "TRAIN Val", "training testing"])
 def test_a_folder_with_splits_uses_them(tmp_path, splits):
     for split, count in zip(splits.split(), (3, 2), strict=True):
         write_images(tmp_path / split, a=count, b=count)
@@ -308,7 +247,7 @@ def test_a_folder_with_splits_uses_them(tmp_path, splits):
     assert (source.train.num_examples, source.evaluation.num_examples) == (6, 4)
 
 
-@pytest.mark.parametrize("splits", ["train dev", "train Evaluation", "training dev", "train"])
+@pytest.mark.parametrize("splits", ["train dev", "training"])
 def test_a_split_without_its_other_is_no_class(tmp_path, splits):
     for split in splits.split():
         write_images(tmp_path / split, a=1, b=1)
@@ -391,43 +330,16 @@ def test_csv_files_of_other_programs_are_understood(text, encoding, tmp_path):
     check_data(DataOptions(f"csv:{tmp_path / 'list.csv'}"))
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("path,label\nä.png,ant\nb.png,bee\n".encode("cp1252"), "UTF-8"),
-        ("path,label\nä.png,ant\nb.png,bee\n".encode("utf-16"), "UTF-8"),
-        (b"PK\3\4" + bytes(9), "must name the columns path"),
-        (b"a.png,ant\nb.png,bee\n", "must name the columns path"),
-        (b"file,image,label\na.png,b.png,ant\n", "path .* each once"),
-        (b"path,category,species\na.png,x,ant\n", "label.* each once"),
-        (b"path,label\na.png,ant\nb.png,bee\na.png,ant\n", "Line 2 .* Line 4 .* same image 'a.png'"),
-    ],
-)
-def test_what_is_ambiguous_in_a_csv_file_is_refused(content, words, tmp_path):
-    (tmp_path / "list.csv").write_bytes(content)
-    with pytest.raises(UserError, match=words):
-        listed_files(tmp_path / "list.csv")
-
-
-def test_a_csv_file_may_name_the_splits(tmp_path):
-    for number in range(4):
-        write_image(tmp_path / "all" / f"{number}.png", 10 * number)
-    lines = ["all/0.png,ant,train", 'all/1.png,"bee, wild",Train', "all/2.png,ant,val", 'all/3.png,"bee, wild",Val']
-    found = open_source(csv_file(tmp_path, "\ufeffpath,label,split", *lines))
-    assert found.labels == ("ant", "bee, wild")
-    assert [collect(split)[1] for split in (found.train, found.evaluation)] == [[0, 1], [0, 1]]
-    assert [found.train.name(index) for index in range(2)] == [str(tmp_path / "all" / f"{n}.png") for n in range(2)]
-
-
 def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as_in_a_folder(tmp_path, capsys):
     splits = ("train", "Training", "val", "val", "test", "test")
     for number in range(6):
-        write_image(tmp_path / f"{number}.png", 10 * number)
-    lines = [f"{number}.png,{'ant' if number % 2 else 'bee'},{split}" for number, split in enumerate(splits)]
-    found = open_source(csv_file(tmp_path, "path,label,split", *lines))
-    assert {pathlib.Path(found.evaluation.name(index)).name for index in range(2)} == {"4.png", "5.png"}
-    assert (found.train.num_examples, found.evaluation.num_examples) == (2, 2)
-    used = f"Not used, beside the images of {tmp_path / 'list.csv'} to train and to evaluate on: 2 of the split val."
+        write_image(tmp_path / "all" / f"{number}.png", 10 * number)
+    lines = [f"all/{n}.png,{'ant' if n % 2 else chr(34) + 'bee, wild' + chr(34)},{splits[n]}" for n in range(6)]
+    found = open_source(csv_file(tmp_path, "\ufeffpath,label,split", *lines))
+    assert found.labels == ("ant", "bee, wild")
+    assert [collect(split)[1] for split in (found.train, found.evaluation)] == [[0, 1], [0, 1]]
+    assert [pathlib.Path(found.evaluation.name(index)).name for index in range(2)] == ["5.png", "4.png"]
+    used = f"Not used: 2 images of {tmp_path / 'list.csv'} with the split val."
     assert used in capsys.readouterr().out
 
 
@@ -435,15 +347,15 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
     ("lines", "words"),
     [
         ("name,kind a.png,ant", "must name the columns path and one of label"),
+        ("a.png,ant b.png,bee", "must name the columns path"),
+        ("file,image,label a.png,b.png,ant", "path .* each once"),
+        ("path,category,species a.png,x,ant", "label.* each once"),
         ("path,label a.png,ant b.png,", "Line 3 of .* the column label"),
-        ("path,label a.png,ant a.png,bee", "Line 2 of .* and Line 3 of .* image 'a.png'"),
         ("path,label,split a.png,ant,train b.png,bee,test a.png,ant,test", "Line 2 of .* and Line 4 of .* 'a.png'"),
         ("path,label,split a.png,ant,train b.png,bee,train", "split of .* says only train"),
-        ("path,label,split a.png,ant,val b.png,bee,test", "split of .* says only val, test"),
         ("path,label a.png,ant", "at least two classes"),
         ("path,label,split a.png,ant,train b.png,bee,later", "Line 3 of .* as a split .*'later'"),
         ("path,label,split a.png,ant,train b.png,bee,test", "but ant, bee are only"),
-        ("path,label,split a.png,ant,train b.png,ant,test c.png,eel,test", "but eel is only in one"),
         ("path,label a.png,ant gone.png,bee", "1 of 2 files that .* are not there, such as .*gone.png"),
         ("path,label a.png,ant b.png,bee", "The class 'ant' has one image, and needs two"),
     ],
@@ -455,10 +367,18 @@ def test_a_wrong_line_of_a_csv_file_is_named(tmp_path, lines, words):
         open_source(csv_file(tmp_path, *lines.split()))
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16"])
+def test_a_list_in_another_encoding_is_one_sentence(encoding, tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\nä.png,ant\nb.png,bee\n", encoding=encoding)
+    with pytest.raises(UserError, match="UTF-8"):
+        listed_files(tmp_path / "list.csv")
+
+
 def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "zebra" / "broken.jpg").write_bytes((folder / "zebra" / "1.jpg").read_bytes()[:300])
     (folder / "zebra" / "words.png").write_text("no image")
-    (folder / "ant" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0")
+    (folder / "ant" / "photo").write_bytes(b"\0\0\0\x18ftypheic\0\0")
+    (folder / "ant" / "raw.nef").write_bytes(b"II*\0" + bytes(8))  # of a format that no image of ours has
     (folder / "ant" / "empty.png").write_bytes(b"")
     (folder / "ant" / "begun.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     write_image(folder / "ant" / "moving.gif", 9)
@@ -467,7 +387,7 @@ def test_every_bad_image_is_named_and_stops(folder, capfd):
     for words in (
         f"words.png (not {format_list()})",
         f"begun.png (not a whole {format_list()}, or too large)",
-        "photo.heic (not JPEG",
+        "photo (not JPEG",
         "but a HEIC file; convert the folder by keras-vit prepare",
         "moving.gif (not JPEG, PNG, BMP or WebP, but a GIF file; convert",
         "broken.jpg",
@@ -493,13 +413,6 @@ def test_files_that_are_no_images_are_counted_in_a_line_and_ignored(folder, caps
     assert all(kind in line for kind in ("2 .txt", "2 .ogg", "1 .csv", "1 .json", "1 without an ending"))
 
 
-def test_an_image_without_an_ending_in_a_format_that_is_not_read_stops(folder):
-    (folder / "ant" / "photo").write_bytes(b"\0\0\0\x18ftypheic\0\0")
-    (folder / "ant" / "raw.nef").write_bytes(b"II*\0" + bytes(8))
-    with pytest.raises(UserError, match="^1 of 13 files .*photo .*a HEIC file; convert"):
-        open_source(DataOptions(f"folder:{folder}"))
-
-
 def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
     image = PIL.Image.fromarray(np.arange(63, dtype=np.uint8).reshape(9, 7)).convert(mode)
     if palette:
@@ -516,16 +429,13 @@ COLORS = np.random.default_rng(0).permutation(RAMP).tolist()
     [_bmp("P", COLORS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
     ids=["colors", "inverted", "black and white", "run lengths"],
 )
-def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
-    (folder / "ant" / "indexed.bmp").write_bytes(content)
-    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compression,"):
-        open_source(DataOptions(f"folder:{folder}"))
+def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content):
+    assert format_problem(content).startswith("a BMP with a palette or compression,")
 
 
 @pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["gray", "ramp", "color"])
-def test_a_bmp_of_grey_values_or_colors_is_read(content, folder):
-    (folder / "ant" / "plain.bmp").write_bytes(content)
-    open_source(DataOptions(f"folder:{folder}"))
+def test_a_bmp_of_grey_values_or_colors_is_read(content):
+    assert format_problem(content) is None
     image = examples.decoded(tf.constant(content)).numpy()
     np.testing.assert_array_equal(image[:, :, 0], np.arange(63).reshape(9, 7))
 
@@ -651,6 +561,14 @@ def test_settings_of_a_run_hold_a_seed_only_where_one_is_set():
     assert DataOptions(**DataOptions("folder:x", split_seed=0).settings()).split_seed == 0
 
 
+def trained_on(folder: pathlib.Path, data: DataOptions, counts: tuple[int, int] | None = None, **config) -> Run:
+    """A run directory that says what it was trained on, made anew."""
+    folder.mkdir(exist_ok=True)
+    images = {} if counts is None else {"images": dict(zip(("train", "evaluation"), counts, strict=True))}
+    (folder / "config.json").write_text(json.dumps({"settings": {"source": data.settings(), **images}, **config}))
+    return Run.at(folder)
+
+
 def made_up(counts: tuple[int, int], number: int) -> DataSet:
     """A data set with a part that a rule kept, of so many training and evaluation images."""
     train = Split(counts[0], lambda index: None, fingerprint=number)
@@ -658,21 +576,18 @@ def made_up(counts: tuple[int, int], number: int) -> DataSet:
 
 
 def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(folder, tmp_path):
-    run, data = tmp_path / "run", DataOptions(f"folder:{folder}")
-    run.mkdir()
+    data = DataOptions(f"folder:{folder}")
     source = open_source(data)
     counts = source.train.num_examples, source.evaluation.num_examples
     assert source.held_out
-    stored = {"source": data.settings(), "images": dict(zip(("train", "evaluation"), counts, strict=True))}
-    (run / "config.json").write_text(json.dumps({"settings": stored}))
-    check_held_out(Run.at(run), data, source)
-    check_held_out(Run.at(run), DataOptions("folder:others"), made_up((1, 1), 0))
-    words = f"had {sum(counts)} images, instead of {sum(counts) + 1}"
-    with pytest.raises(UserError, match=words):
-        check_held_out(Run.at(run), data, made_up((counts[0] + 1, counts[1]), 7))
-    (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": source.fingerprint}))
-    check_held_out(Run.at(run), data, source)
-    for known in (Run.at(run), Run(str(run / "model.keras"))):
+    run = trained_on(tmp_path / "run", data, counts)
+    check_held_out(run, data, source)
+    check_held_out(run, DataOptions("folder:others"), made_up((1, 1), 0))
+    with pytest.raises(UserError, match=f"had {sum(counts)} images, instead of {sum(counts) + 1}"):
+        check_held_out(run, data, made_up((counts[0] + 1, counts[1]), 7))
+    run = trained_on(tmp_path / "run", data, counts, images_fingerprint=source.fingerprint)
+    check_held_out(run, data, source)
+    for known in (run, Run(str(tmp_path / "run" / "model.keras"))):
         with pytest.raises(UserError, match="had other images, or the same under other names"):
             check_held_out(known, data, made_up(counts, 8))
 
@@ -708,13 +623,10 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
     np.testing.assert_array_equal(picked.digests, others.digests[[1, 0]])
 
 
-@pytest.mark.parametrize("kind", ["folder", "csv"])
-def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_path, capsys):
-    lines = []
-    for split, name, index in itertools.product(("train", "test"), ("ant", "bee"), (0, 1)):
-        lines.append(f"{split}/{name}/{index}.png,{name},{split}")
-        write_image(tmp_path / split / name / f"{index}.png", len(lines))
-    data = f"folder:{tmp_path}" if kind == "folder" else csv_file(tmp_path, "path,label,split", *lines).data
+def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(tmp_path, capsys):
+    for number, (split, name, index) in enumerate(itertools.product(("train", "test"), ("ant", "bee"), (0, 1))):
+        write_image(tmp_path / split / name / f"{index}.png", number)
+    data = f"folder:{tmp_path}"
     before = open_source(DataOptions(data)).fingerprint
     assert "remove the copies" not in capsys.readouterr().out
     shutil.copy(tmp_path / "train" / "ant" / "0.png", tmp_path / "train" / "bee" / "1.png")
@@ -740,8 +652,8 @@ def test_two_images_that_changed_places_are_other_images(tmp_path):
 
 def test_images_and_folders_that_are_not_used_are_named(tmp_path, capsys):
     for name in ("train/a/1", "train/b/1", "test/a/1", "test/b/1", "val/a/1", "c/1"):
-        _save(tmp_path / f"{name}.png")
-    _save(tmp_path / "train" / "beside.PNG")
+        write_image(tmp_path / f"{name}.png", 9)
+    write_image(tmp_path / "train" / "beside.PNG", 9)
     open_source(DataOptions(f"folder:{tmp_path}"))
     printed = capsys.readouterr().out
     assert f"Not used, beside train and test of {tmp_path}: c, val." in printed
@@ -755,7 +667,7 @@ def test_images_and_folders_that_are_not_used_are_named(tmp_path, capsys):
 def test_classes_that_differ_in_case_or_spaces_alone_are_named(names, words, tmp_path, capsys):
     for name in names.split():
         for number in range(2):
-            _save(tmp_path / name.replace("_", " ") / f"{number}.png")
+            write_image(tmp_path / name.replace("_", " ") / f"{number}.png", 9)
     open_source(DataOptions(f"folder:{tmp_path}"))
     assert re.search(f"Warning: {words}", capsys.readouterr().out)
 
@@ -763,38 +675,27 @@ def test_classes_that_differ_in_case_or_spaces_alone_are_named(names, words, tmp
 def test_a_folder_whose_name_is_stored_decomposed_is_the_class_that_a_csv_file_names(tmp_path):
     decomposed, composed = "cafe\N{COMBINING ACUTE ACCENT}", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"
     for name in (f"{decomposed}/1", f"{decomposed}/2", "cafz/1", "cafz/2"):
-        _save(tmp_path / f"{name}.png")
+        write_image(tmp_path / f"{name}.png", 9)
     source = open_source(DataOptions(f"folder:{tmp_path}"))
     assert source.labels == ("cafz", composed)
     check_classes((decomposed, "cafz"), (composed, "cafz"))
     for name in ("3", "4"):
-        _save(tmp_path / composed / f"{name}.png")
+        write_image(tmp_path / composed / f"{name}.png", 9)
     joined = open_source(DataOptions(f"folder:{tmp_path}"))
     assert joined.labels == ("cafz", composed)
     assert joined.train.num_examples == 4
 
 
-def _save(path: pathlib.Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    PIL.Image.effect_noise((6, 5), 50.0).save(path)
-
-
 def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run, drawn = tmp_path / "run", DataOptions("folder:pictures", split_seed=3)
-    run.mkdir()
-    for trained, same, words in (
-        (drawn, drawn, "give --split-seed 3"),
-        (DataOptions("folder:pictures"), DataOptions("folder:pictures"), "leave --split-seed out"),
-    ):
-        (run / "config.json").write_text(json.dumps({"settings": {"source": trained.settings()}}))
-        check_split(Run.at(run), same)
-        check_split(Run.at(run), DataOptions("folder:others", split_seed=4))
-        another = None if same.split_seed else 4
-        with pytest.raises(UserError, match=f"another split of folder:pictures, .*{words}"):
-            check_split(Run.at(run), DataOptions(f"folder:{tmp_path}/pictures", split_seed=another))
-        with pytest.raises(UserError, match=words):
-            check_split(Run(str(run / "model.keras")), DataOptions("folder:pictures", split_seed=another))
+    for seed, another, words in ((3, None, "give --split-seed 3"), (None, 4, "leave --split-seed out")):
+        same = DataOptions("folder:pictures", split_seed=seed)
+        run = trained_on(tmp_path / "run", same)
+        check_split(run, same)
+        check_split(run, DataOptions("folder:others", split_seed=4))
+        for known, folder in ((run, f"{tmp_path}/pictures"), (Run(str(tmp_path / "run" / "model.keras")), "pictures")):
+            with pytest.raises(UserError, match=f"another split of folder:pictures, .*{words}"):
+                check_split(known, DataOptions(f"folder:{folder}", split_seed=another))
 
 
 @pytest.mark.parametrize(
@@ -805,17 +706,10 @@ def test_a_checkpoint_of_another_split_of_the_folder_is_warned_of(
     split_seed, images, fingerprint, is_other, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    run = tmp_path / "run"
-    run.mkdir()
-    stored = {
-        "source": DataOptions("folder:pictures", split_seed=3).settings(),
-        "images": {"train": 9, "evaluation": 1},
-    }
-    (run / "config.json").write_text(
-        json.dumps({"settings": stored, "images_fingerprint": made_up((9, 1), 7).fingerprint})
-    )
+    drawn = DataOptions("folder:pictures", split_seed=3)
+    run = trained_on(tmp_path / "run", drawn, (9, 1), images_fingerprint=made_up((9, 1), 7).fingerprint)
     for folder, is_warned in (("pictures", is_other), ("others", False)):
         options = DataOptions(f"folder:{folder}", split_seed=split_seed)
-        warn_of_known_images(Run.at(run), options, made_up(images, fingerprint))
+        warn_of_known_images(run, options, made_up(images, fingerprint))
         printed = capsys.readouterr().out
         assert ("was trained on another split of folder:pictures" in printed) == bool(printed) == is_warned

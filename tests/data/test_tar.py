@@ -13,9 +13,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from training.data import tar_index
 from training.data.dataset import bad_examples_reported
-from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import DataOptions, DataSet, open_source
-from training.recipes.pretrain import find_recipe
 
 Member = tuple[str, bytes]
 
@@ -46,40 +44,6 @@ def opened(path: pathlib.Path, pattern: str = "*.tar", **options) -> DataSet:
 def contents(split) -> list[tuple[bytes, int]]:
     data = tf.data.Dataset.range(split.num_examples).map(split.read, num_parallel_calls=4)
     return [(image, int(label)) for image, label in data.as_numpy_iterator()]
-
-
-@pytest.fixture(name="digits", scope="module")
-def _digits(tmp_path_factory) -> pathlib.Path:
-    """scikit-learn's digits as tar files and, in the same order, as pixels."""
-    path, source = tmp_path_factory.mktemp("tars"), open_source(DataOptions("digits"))
-    for name, split in (("train", source.train), ("val", source.evaluation)):
-        images = [split.read(tf.constant(index)) for index in range(120)]
-        members: list[Member] = []
-        for n, (image, label) in enumerate(images):
-            members += [(f"{n}.png", tf.io.encode_png(image).numpy()), (f"{n}.cls", b"%d" % int(label))]
-        write(path / f"digits-{name}-000000.tar", members[:100])
-        write(path / f"digits-{name}-000001.tar", members[100:])
-    return path
-
-
-@pytest.mark.slow
-def test_batches_are_those_of_the_same_images_in_memory(digits):
-    tars, pixels = opened(digits), open_source(DataOptions("digits"))
-    recipe = find_recipe("digits")
-    preprocessing, first = recipe.preprocessing(1), np.arange(120)
-    steps = {"seed": 3, "first_step": 7, "num_steps": 2}
-    trained = [
-        list(training_batches(split, recipe, preprocessing, num_classes=10, **steps))
-        for split in (tars.train, pixels.train.take(first))
-    ]
-    evaluated = [
-        list(evaluation_batches(split, preprocessing, num_classes=10, batch_size=50))
-        for split in (tars.evaluation, pixels.evaluation.take(first))
-    ]
-    tf.nest.map_structure(np.testing.assert_array_equal, *trained)
-    tf.nest.map_structure(np.testing.assert_array_equal, *evaluated)
-    assert tars.labels == pixels.labels
-    np.testing.assert_array_equal(tars.train.labels, pixels.train.labels[:120])
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -128,18 +92,12 @@ def test_splits_are_of_the_names_of_files_or_of_folders_and_else_a_tenth_is_kept
     assert "Every tenth image of each class is kept for evaluation: 6 of 50 images" in capsys.readouterr().out
 
 
-def test_headers_are_read_once_and_again_where_a_file_has_changed(digits, tmp_path, monkeypatch, capsys):
+def test_headers_are_read_once_and_again_where_a_file_has_changed(tmp_path, monkeypatch, capsys):
     for n in range(3):
         write(tmp_path / f"part{n}.tar", labeled(range(10 * n, 10 * n + 10)))
     expected = contents(opened(tmp_path).train)
-    scanned = []
-
-    def scan(path: str):
-        scanned.append(pathlib.Path(path).name)
-        return original(path)
-
-    original = tar_index.scan
-    monkeypatch.setattr(tar_index, "scan", scan)
+    scanned, scan = [], tar_index.scan
+    monkeypatch.setattr(tar_index, "scan", lambda path: scanned.append(pathlib.Path(path).name) or scan(path))
     assert contents(opened(tmp_path).train) == expected
     assert not scanned
     write(tmp_path / "part1.tar", labeled(range(100, 104), "txt"))
@@ -184,22 +142,22 @@ END = bytes(1024)
 JPG = member("1.jpg", size=3) + bytes(512)
 CLS = member("1.cls", size=1) + b"0".ljust(512, b"\0")
 HOSTILE = {
-    "a link": (member("1.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd") + CLS + END, "is a link or a device; "),
+    "a link": (member("1.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd") + CLS + END, "is a link or a device"),
     "a hard link": (member("1.jpg", type=tarfile.LNKTYPE, linkname="0.jpg") + CLS + END, "1.jpg of .* is a link or a"),
-    "a huge size": (member("1.jpg", size=2**60) + CLS + END, "at byte 0, which claims 1152921504606846976 bytes; "),
-    "a negative size": (member("1.jpg", size=-5) + CLS + END, "which claims -5 bytes"),
+    "a huge size": (member("1.jpg", size=2**60) + CLS + END, "1.jpg claims 1152921504606846976 bytes; fetch"),
+    "a negative size": (member("1.jpg", size=-5) + CLS + END, "1.jpg claims -5 bytes"),
     "an empty image": (member("1.jpg") + CLS + END, "1.jpg of .* is no image, but has 0 bytes"),
-    "a long name of a gigabyte": (member("x", type=b"L", size=2**30) + END, "claims 1073741824 bytes; it is truncated"),
-    "a pax header that is none": (member("x", type=b"x", size=9) + b"99 path=a".ljust(512) + END, "is none; fetch"),
+    "a long name of a gigabyte": (member("x", type=b"L", size=2**30) + END, "1,073,741,824 bytes should"),
+    "a pax header that is none": (member("x", type=b"x", size=9) + b"99 path=a".ljust(512) + END, "or not a tar file"),
     "a pax size": (member("x", type=b"x", size=19) + b"19 size=1234567890\n".ljust(512, b"\0") + member("1.jpg") + END,
-                   "which claims 1234567890 bytes"),
-    "a sparse file": (member("1.jpg", type=tarfile.GNUTYPE_SPARSE) + END, "with holes left out; write it without"),
-    "a text": (b"words " * 200, "or not a tar file: at byte 0 there is no header"),
-    "gzip": (b"\x1f\x8b" + bytes(2000), "is damaged, compressed, or not .* unpack it again"),
-    "truncated in a member": (member("1.jpg", size=600) + bytes(512), "ends within 1.jpg at byte 0, which claims 600"),
-    "truncated behind a member": (CLS, "does not end as tar files do, with two empty blocks; it is"),
-    "truncated in a header": (CLS + END[:512] + b"1.jpg", "or not a tar file: at byte 1536"),
-    "nothing": (b"", "does not end as tar files do, with two empty blocks"),
+                   "1.jpg claims 1234567890 bytes"),
+    "a sparse file": (member("1.jpg", type=tarfile.GNUTYPE_SPARSE) + END, "1.jpg of .* has holes; write"),
+    "a text": (b"words " * 200, "or not a tar file: at byte .*; fetch or"),
+    "gzip": (b"\x1f\x8b" + bytes(2000), "truncated, compressed, or not .* unpack it again"),
+    "truncated in a member": (member("1.jpg", size=600) + bytes(512), "1.jpg claims 600 bytes"),
+    "truncated behind a member": (CLS, "at byte .*, 512 bytes should follow"),
+    "truncated in a header": (CLS + END[:512] + b"1.jpg", "512 bytes should follow byte 1,536"),
+    "nothing": (b"", "512 bytes should follow byte 0"),
     "the end alone": (END, r"should hold images \(jpg, .* beside them, but is empty; give others"),
     "other files": (member("a.txt", size=1) + b"0".ljust(512, b"\0") + END, "none of its 1 files is one, a.txt first"),
     "a label alone": (CLS + END, "1.cls of .* is no image, but a label alone"),
@@ -224,13 +182,14 @@ def test_a_tar_file_that_cannot_be_used_is_one_sentence(case, tmp_path):
     ("files", "words"),
     [
         ({"train.tar": "0", "test.tar": "x"}, "must have the same classes, but 0, x are only in one of them"),
-        ({"train.tar": "7", "test.tar": str(10**9)}, "the label '1000000000', but there are 1,000,000 classes"),
+        ({"train.tar": "7", "test.tar": str(10**9)}, "the label '1000000000', but there are 1,000 classes"),
         ({"train.tar": "0", "more.tar": "0"}, "with eval, test or val in their names, but gives more.tar, "),
         ({"train.tar": "0"}, "should give files with train and files with eval, .* gives train.tar; "),
         ({"a.tar": "0", "b.tar.gz": "0"}, "end in .tar, but .*b.tar.gz is compressed; unpack it"),
     ],
 )
-def test_labels_and_splits_that_do_not_fit_are_one_sentence(files, words, tmp_path):
+def test_labels_and_splits_that_do_not_fit_are_one_sentence(files, words, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.tar._MOST_CLASSES", 1000)
     for name, label in files.items():
         write(tmp_path / name, [("1.jpg", png(1)), ("1.cls", label.encode())])
     with pytest.raises(UserError, match=words):

@@ -20,6 +20,8 @@ from training.detection.predict import found_document
 from training.evaluation.average_precision import STATS
 from training.options.dense import BoxesOptions
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)
 
@@ -253,7 +255,7 @@ def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, monkeypatch, ca
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"command": "detect"}}))
     command.main(["evaluate", *data, "--output", str(tmp_path / "report")])
     assert json.loads((tmp_path / "report" / "detection.json").read_text())["pictures"] == 1
-    assert "A tenth of the images is measured" in capsys.readouterr().out
+    assert "Measured on a tenth of the images" in capsys.readouterr().out
     (tmp_path / "run" / "labels.txt").write_text("ant\ncow\n")
     with pytest.raises(UserError, match="only the run has cow and only the data have bee"):
         command.main(["evaluate", *data, "--output", str(tmp_path / "report")])

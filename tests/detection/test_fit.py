@@ -15,7 +15,7 @@ from export.saved_model import __main__ as saved_model
 from keras_vit import UserError
 from keras_vit.run import Run
 from tests.interruptions import after_checkpoints, killed_after
-from tests.support import FIXTURES
+from tests.support import FIXTURES, TINY_STEM
 from tests.text.towers import with_tokenizer
 from training import detect as command
 from training.detection.fit import detector_to_train
@@ -68,7 +68,7 @@ def weights_of(place: pathlib.Path, workdir: str) -> list[np.ndarray]:
 def test_a_detector_learns_is_measured_used_and_exported(place, tmp_path, capsys):
     command.main(arguments(place, "run", "--learning-rate", "2e-3", "--layer-decay", "1", steps=400))
     printed = capsys.readouterr().out
-    assert "on this machine for 400 steps of 4 images" in printed
+    assert "400 steps of 4 images take about " in printed
     report = json.loads((place / "run" / "detection.json").read_text())
     assert report["ap50"] > 0.3
     command.main(
@@ -136,10 +136,14 @@ def test_a_new_head_takes_one_patch_of_a_hundred_for_a_class(place):
     assert keras_vit.preprocessing_of(model).padding == "after"
 
 
-def test_models_without_an_encoder_are_refused(place):
-    eomt = str(FIXTURES / "tasks" / "hf_eomt")
-    with pytest.raises(UserError, match="has no encoder for a detector"):
-        detector_to_train(Run.open(eomt), ("ball",), fit_options(eomt, place))
+def test_any_vision_transformer_gets_a_new_head_and_other_models_are_refused(place):
+    eomt = Run.open(str(FIXTURES / "tasks" / "hf_eomt"))
+    model = detector_to_train(eomt, ("ball",), fit_options(eomt.name, place))
+    name = "Transformer.encoderblock_0.MlpBlock_3.Dense_0"
+    np.testing.assert_array_equal(model.get_layer(name).kernel, eomt.model.get_layer(name).kernel)
+    resnet = Run.of_model(keras_vit.build(TINY_STEM, image_size=32, num_classes=3))
+    with pytest.raises(UserError, match="has no patch tokens"):
+        detector_to_train(resnet, ("ball",), fit_options("x", place))
 
 
 @pytest.mark.parametrize(

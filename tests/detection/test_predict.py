@@ -23,6 +23,8 @@ from training.detection.predict import DetectionPage
 from training.options.dense import BoxesOptions
 from training.prediction.server import open_server
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 WORDS = ["w1 w2", "w3"]
 
 

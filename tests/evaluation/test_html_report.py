@@ -28,6 +28,8 @@ from training.evaluation.predictions import (
 )
 from training.evaluation.report import Report, Subject, html_report
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 NAMES = ("ant", "bee", "<b>cat")
 # Two right, and two wrong, of which the second has the less probable label.
 LOGITS = np.log([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.05, 0.9, 0.05], [0.1, 0.2, 0.7]])

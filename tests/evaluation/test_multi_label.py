@@ -173,6 +173,7 @@ def test_exports_agree_when_all_classes_of_an_image_do():
     assert parity.agreement(expected, logits, multi_label=False) == 1.0
 
 
+@pytest.mark.slow
 def test_an_image_that_is_right_in_part_counts_in_part():
     recipe = dataclasses.replace(find_recipe("digits"), loss="multi-label", batch_size=2)
     model = recipe.build(3)
@@ -297,7 +298,7 @@ def test_training_learns_each_class(place, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_model_gives_the_probability_of_each_class(place, trained, tmp_path):
+def test_exports_have_the_probability_of_each_class(place, trained, tmp_path):
     saved_model.main(["--run", str(trained), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
     report = json.loads((version / "report.json").read_text())
@@ -312,10 +313,6 @@ def test_a_saved_model_gives_the_probability_of_each_class(place, trained, tmp_p
     )
     assert of_export["log_loss"] == pytest.approx(of_run["log_loss"], rel=1e-4)
     assert of_export["micro_f1"] == of_run["micro_f1"]
-
-
-@pytest.mark.slow
-def test_a_tflite_file_of_several_classes_is_evaluated(place, trained, tmp_path):
-    tflite.main(["--run", str(trained), "--output", str(tmp_path), "--formats", "float32"])
-    [file] = tmp_path.glob("*.tflite")
-    assert report_of(file, place, tmp_path / "report")["mean_average_precision"] > 0.95
+    tflite.main(["--run", str(trained), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    [file] = (tmp_path / "phone").glob("*.tflite")
+    assert report_of(file, place, tmp_path / "c")["micro_f1"] == of_run["micro_f1"]

@@ -1,5 +1,6 @@
 """The index of features: what it holds, that it continues, and what it refuses."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -18,19 +19,22 @@ from keras_vit.run import Run
 from tests.features.places import CONFIG, image_place
 from training import embed, knn
 from training.features import extraction, store
+from training.features.nearest_neighbors import nearest_neighbors
+from training.features.probe import Features
 from training.features.store import open_index
 from training.options.features import EmbedOptions
+
+pytestmark = pytest.mark.usefixtures("models_read_once")
 
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """Two models and their images, with indexes of the first: full in one file a split, half of more and in float16."""
+    """Two models and their images, with an index of the first in files of 16 images."""
     place = image_place(tmp_path_factory.mktemp("features"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        run("full", "--dtype", "float32")
         make_small_parts(patch)
-        run("half")
+        run("full", "--dtype", "float32")
     return place
 
 
@@ -42,6 +46,7 @@ def make_small_parts(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _in_the_place(place, monkeypatch):
     monkeypatch.chdir(place)
+    make_small_parts(monkeypatch)
 
 
 def run(output, *options: str, model: str = "model.keras", photos=("--data", "folder:data")) -> None:
@@ -52,11 +57,10 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".parquet", ".json")}
 
 
-@pytest.fixture(name="half")
-def _half(tmp_path, monkeypatch) -> pathlib.Path:
-    """A copy of the index of small parts."""
-    make_small_parts(monkeypatch)
-    return pathlib.Path(shutil.copytree("half", tmp_path / "half"))
+@pytest.fixture(name="copy")
+def _copy(tmp_path) -> pathlib.Path:
+    """A copy of the index."""
+    return pathlib.Path(shutil.copytree("full", tmp_path / "copy"))
 
 
 def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split():
@@ -78,30 +82,20 @@ def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split
     assert index.description.splits == {"train": 20, "test": 4}
 
 
-def test_half_the_space_is_half_the_precision(half):
-    half = open_index(str(half))
-    assert next(half.parts()).dtype == np.float16
-    full = pyarrow.concat_tables(
-        pyarrow.parquet.read_table(f"full/{name}-00000.parquet") for name in half.description.splits
-    )
-    np.testing.assert_allclose(half.embeddings(), np.stack(full["embedding"].to_pylist()), rtol=1e-3, atol=1e-3)
-
-
-def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
-    whole, kept = files_of(half), half / "train-00000.parquet"
-    (half / "train-00001.parquet").unlink()
-    (half / "test-00000.parquet").rename(half / "test-00000.parquet.7.tmp.parquet")
+def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(copy):
+    whole, kept = files_of(copy), copy / "train-00000.parquet"
+    (copy / "train-00001.parquet").unlink()
+    (copy / "test-00000.parquet").rename(copy / "test-00000.parquet.7.tmp.parquet")
     before = kept.stat().st_mtime_ns
     with pytest.raises(UserError, match=r"is not complete, train-00001.parquet is missing;"):
-        open_index(str(half))
-    run(half)
+        open_index(str(copy))
+    run(copy, "--dtype", "float32")
     assert kept.stat().st_mtime_ns == before
-    assert files_of(half) == whole
+    assert files_of(copy) == whole
 
 
 def test_features_of_single_images_are_those_of_the_content_that_files_have_now(place, tmp_path, monkeypatch, capsys):
     """A replaced file keeps its time and size; one is repaired, and another one is broken."""
-    make_small_parts(monkeypatch)
     shutil.copytree("loose", tmp_path / "loose")
     monkeypatch.chdir(tmp_path)
     model = str(place / "model.keras")
@@ -118,7 +112,7 @@ def test_features_of_single_images_are_those_of_the_content_that_files_have_now(
     shutil.copy(first, tmp_path / "loose" / "05.png")
     (tmp_path / "loose" / "07.png").write_bytes(b"broken")
     run("f", model=model, photos=("loose",))
-    assert "Changed since their features were made: 3 images, such as loose/00.png" in capsys.readouterr().out
+    assert "Changed after their features were computed: 3 images, such as loose/00.png" in capsys.readouterr().out
     index = open_index("f")
     names, features = index.images.paths, index.embeddings()
     for name in ("00", "05"):
@@ -129,46 +123,47 @@ def test_features_of_single_images_are_those_of_the_content_that_files_have_now(
     assert "Changed" not in capsys.readouterr().out
 
 
-def test_features_of_two_models_never_mix(half):
-    with pytest.raises(UserError, match="has features of another model .* are never mixed;"):
-        run(half, model="other.keras")
+def test_features_of_two_models_never_mix(copy):
+    with pytest.raises(UserError, match="of two models are never mixed"):
+        run(copy, model="other.keras")
     with pytest.raises(UserError, match="has features of other images"):
-        run(half, photos=("loose",))
-    with pytest.raises(UserError, match="has features of the type float16, not float32"):
-        run(half, "--dtype", "float32")
-    part = half / "train-00001.parquet"
+        run(copy, photos=("loose",))
+    with pytest.raises(UserError, match="has features of the type float32, not float16"):
+        run(copy)
+    part = copy / "train-00001.parquet"
     table = pyarrow.parquet.read_table(part)
     pyarrow.parquet.write_table(table.replace_schema_metadata({"fingerprint": "of another"}), part)
     with pytest.raises(UserError, match="cannot be read as features .it is of another model"):
-        open_index(str(half)).embeddings()
+        open_index(str(copy)).embeddings()
 
 
-def test_damaged_files_are_one_sentence(half):
-    part = half / "test-00000.parquet"
+def test_damaged_files_are_one_sentence(copy):
+    part = copy / "test-00000.parquet"
     content = part.read_bytes()
     assert b".png" in content
     part.write_bytes(content.replace(b".png", b"\x80png"))
     with pytest.raises(UserError, match=r"test-00000.parquet cannot be read as features .*UTF8"):
-        _ = open_index(str(half)).images
+        _ = open_index(str(copy)).images
     part.write_bytes(content[:-9])
     with pytest.raises(UserError, match=r"test-00000.parquet cannot be read .*; remove it"):
-        open_index(str(half)).embeddings()
-    (half / "features.json").write_text("{}")
+        open_index(str(copy)).embeddings()
+    (copy / "features.json").write_text("{}")
     with pytest.raises(UserError, match=r"features.json should have a text as model"):
-        open_index(str(half))
-
-
-def knn_of(output, *options: str) -> list:
-    knn.main(["--run", "model.keras", "--data", "folder:data", "--neighbors", "3", "--output", str(output), *options])
-    return json.loads((output / "knn.json").read_text())["results"]
+        open_index(str(copy))
 
 
 def test_a_probe_reads_the_index_instead_of_computing(tmp_path, compute_no_more):
-    expected = knn_of(tmp_path / "computed", "--cache", str(tmp_path / "cache"))
     compute_no_more()
-    assert knn_of(tmp_path / "read", "--index", "full") == expected
+    command = ["--run", "model.keras", "--data", "folder:data", "--neighbors", "3", "--index", "full", "--output"]
+    knn.main([*command, str(tmp_path)])
+    index = open_index("full")
+    labels = np.array([("ant", "bee").index(label) for label in index.images.labels])
+    train, test = (Features(index.embeddings([name]), labels[rows]) for name, rows in
+                   (("train", slice(20)), ("test", slice(20, None))))  # fmt: skip
+    expected = nearest_neighbors(train, test, 2, neighbors=(3,))
+    assert json.loads((tmp_path / "knn.json").read_text())["results"] == expected
     with pytest.raises(UserError, match="has the features of other images, labels or"):
-        knn_of(tmp_path / "no", "--index", "full", "--split-seed", "3")
+        knn.main([*command, str(tmp_path), "--split-seed", "3"])
 
 
 @pytest.mark.parametrize("photos", [(), ("--data", "folder:data", "loose"), ("nowhere",)])
@@ -177,12 +172,17 @@ def test_mistakes_are_one_sentence(photos, tmp_path):
         run(tmp_path / "f", photos=photos)
 
 
-def test_numbers_that_cannot_be_stored_are_refused(half):
-    description = open_index(str(half)).description
-    for value, words in ((np.nan, "are not finite numbers"), (1e6, "too large for float16")):
+def test_numbers_that_cannot_be_stored_are_refused(copy):
+    description = dataclasses.replace(open_index(str(copy)).description, dtype="float16")
+
+    def stored(value: float) -> np.ndarray:
         part = store.Part(["a"], np.zeros(1, np.uint64), ["ant"], np.full((1, 12), value, np.float32), {})
+        return extraction.as_stored(part, description).embeddings
+
+    assert stored(0.1).dtype == np.float16
+    for value, words in ((np.nan, "are not finite numbers"), (1e6, "they are too large for float16")):
         with pytest.raises(UserError, match=words):
-            extraction.as_stored(part, description)
+            stored(value)
 
 
 def test_kind_and_size_of_the_features_are_those_of_the_options():
@@ -199,7 +199,7 @@ def test_images_whose_transparency_is_lost_are_announced(tmp_path, monkeypatch, 
         (tmp_path / "clear" / label).mkdir(parents=True, exist_ok=True)
         pixels = np.full((9, 9, 4), (0, 0, 0, number), np.uint8)
         PIL.Image.fromarray(pixels).save(tmp_path / "clear" / label / f"{number}.png")
-    copied = functools.partial(shutil.copytree, "half", dirs_exist_ok=True)
+    copied = functools.partial(shutil.copytree, "full", dirs_exist_ok=True)
     monkeypatch.setattr(extraction, "write_features", lambda folder, *_: open_index(str(copied(folder))))
     for model, is_lost in ((str(tmp_path / "drops.keras"), True), ("model.keras", False)):
         run(tmp_path / "f", model=model, photos=("--data", f"folder:{tmp_path / 'clear'}"))

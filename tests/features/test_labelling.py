@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+import pytest
 import sklearn.datasets
 import tensorflow as tf
 
@@ -11,6 +12,8 @@ from tests.support import randomize
 from training import label_next
 from training.features.labelling import choose, head_probabilities, worth
 from training.features.probe import Features
+
+pytestmark = pytest.mark.usefixtures("models_read_once")
 
 
 def digits_features() -> Features:

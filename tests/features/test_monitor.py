@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import random
 import shutil
 
 import numpy as np
@@ -22,8 +21,11 @@ from export.source import open_model
 from keras_vit import UserError
 from keras_vit.run import MONITOR, Run
 from keras_vit.scores import features_and_logits
-from training import linear_probe, monitor
+from tests.support import randomize
+from training import monitor
 from training.features.drift import compare, read_summary, summarize
+
+pytestmark = pytest.mark.usefixtures("models_read_once")
 
 
 def made(rng: np.random.Generator, count: int, shift: float = 0.0, shares=(0.5, 0.3, 0.2)) -> tuple:
@@ -99,8 +101,8 @@ def test_a_class_that_became_frequent_is_named():
 
 def test_a_summary_is_read_as_it_was_written_and_small(tmp_path):
     rng = np.random.default_rng(3)
-    values = rng.normal(size=(1200, 150)).astype(np.float32)
-    summary = summarize(values, np.full((1200, 4), 0.25), np.zeros(1200, np.int64), 7)
+    values = rng.normal(size=(1100, 80)).astype(np.float32)
+    summary = summarize(values, np.full((1100, 4), 0.25), np.zeros(1100, np.int64), 7)
     summary.save(tmp_path / MONITOR)
     assert (tmp_path / MONITOR).stat().st_size < 200_000
     read = read_summary(tmp_path / MONITOR)
@@ -110,15 +112,13 @@ def test_a_summary_is_read_as_it_was_written_and_small(tmp_path):
 
 @pytest.fixture(name="run", scope="module")
 def _run(tmp_path_factory) -> pathlib.Path:
-    """A linear probe of handwritten digits with a summary."""
-    folder = tmp_path_factory.mktemp("monitor")
-    random.seed(0)  # from which Keras draws the seeds of its weights
+    """A run of handwritten digits with random weights, and its summary."""
+    run = Run.at(tmp_path_factory.mktemp("monitor") / "run")
+    run.start({"source": {"data": "digits"}, "recipe": {"loss": "softmax"}}, tuple("0123456789"))
     config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
-    keras_vit.build(config, image_size=8, channels=1, num_classes=None).save(folder / "backbone.keras")
-    options = ["--checkpoint", str(folder / "backbone.keras"), "--data", "digits", "--features", "mean", "--c", "1"]
-    linear_probe.main([*options, "--workdir", str(folder / "run"), "--cache", str(folder / "cache")])
-    monitor.main(["--run", str(folder / "run")])
-    return folder / "run"
+    run.save_model(randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10)))
+    monitor.main(["--run", str(run.path)])
+    return run.path
 
 
 def digit_images() -> np.ndarray:

@@ -16,6 +16,8 @@ from training import embed, search, similar
 from training.features.lookup import NeighborGraph, nearest_rows, unit_chunks, unit_length
 from training.features.store import FeatureDescription, FeatureIndex, Part, open_index, write_description, write_part
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 
 @pytest.mark.parametrize("chunks", [(500,), (3, 200, 297)])
 def test_neighbors_are_those_of_scikit_learn(chunks):
@@ -83,7 +85,7 @@ def test_another_model_and_other_paths_are_one_sentence(tmp_path):
         similar.main(["--index", "feature", "data/ant"])
     with pytest.raises(UserError, match=r"ends in .csv or .html"):
         similar.main(["--index", "features", "data/ant", "--output", "x.txt"])
-    with pytest.raises(UserError, match="no text can be compared with"):
+    with pytest.raises(UserError, match="asked for are the features joint"):
         search.main(["an ant", "--index", "features"])
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     with pytest.raises(UserError, match="None of the images could be read"):
@@ -93,7 +95,7 @@ def test_another_model_and_other_paths_are_one_sentence(tmp_path):
 def test_without_faiss_an_approximate_search_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match="pip install faiss-cpu"):
-        similar.main(["--index", "features", "data/ant/03.png", "--approximate"])
+        NeighborGraph(open_index("features"))
 
 
 def random_index(folder: pathlib.Path, count: int) -> FeatureIndex:

@@ -26,7 +26,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli import commands
 from keras_vit.files.keras_model import load_model
 from keras_vit.run import Run
-from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
+from tests.support import FIXTURES, GOLDEN, TINY_STEM, others_slow, randomize, serving
 from training import evaluate, finetune, knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
 from training.features import attentive, extraction, linear_models, nearest_neighbors
@@ -34,6 +34,8 @@ from training.features import probe as probes
 from training.features.linear_models import LeastSquares, few_shot, shots_of, shots_that_fit
 from training.features.probe import Features
 from training.options.features import FeatureOptions, FewshotOptions, KnnOptions, LinearProbeOptions
+
+pytestmark = pytest.mark.usefixtures("models_read_once")
 
 NAMES = ("ant", "bee", "cat")
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -110,7 +112,7 @@ def test_a_swept_strength_is_chosen_without_the_evaluation_images(clusters):
 def test_the_usual_numbers_of_shots_that_every_class_has_are_run(capsys):
     labels = np.repeat([0, 1], [30, 12])
     assert shots_that_fit(labels, ("ant", "bee")) == [1, 5, 10]
-    assert capsys.readouterr().out == "No 25 shots: the class 'bee' has 12 training images.\n"
+    assert capsys.readouterr().out == "Left out: 25 shots, because 'bee' has only 12 training images.\n"
     assert shots_that_fit(np.repeat([0, 1], 25), ("ant", "bee")) == [1, 5, 10, 25]
     assert capsys.readouterr().out == ""
     with pytest.raises(UserError, match="'bee' has 12 training images, fewer than the 25 or 50 shots"):
@@ -155,13 +157,13 @@ def test_the_attentive_probe_computes_what_aim_does():
     """Against section 4.2 of the paper in NumPy: keys and values of the standardized tokens, heads, the mean query."""
     tokens = np.random.default_rng(0).normal(2.0, 3.0, (6, 5, 8)).astype(np.float32)
     model = attentive.fit_attentive(tokens, np.arange(6) % 3, 3, num_heads=2, epochs=2)
-    queries, key, value = (weight.numpy().astype(np.float64) for weight in model.get_layer("pooling").weights)
+    query, key, value = (weight.numpy().astype(np.float64) for weight in model.get_layer("pooling").weights)
     kernel, bias = (weight.numpy() for weight in model.get_layer("head").weights)
     x = (tokens - tokens.mean((0, 1))) / tokens.std((0, 1))
     for image, found in zip(x, model.predict(tokens, verbose=0), strict=True):
         parts = []
         for head in (slice(0, 4), slice(4, 8)):
-            scores = (image @ key)[:, head] @ queries[0, head] / 2.0
+            scores = (image @ key)[:, head] @ query[head] / 2.0
             weights = np.exp(scores) / np.exp(scores).sum()
             parts.append(weights @ (image @ value)[:, head])
         np.testing.assert_allclose(found, np.concatenate(parts) @ kernel + bias, rtol=1e-4, atol=1e-5)
@@ -191,11 +193,6 @@ def test_the_attentive_probe_stands_in_the_report(run, tmp_path):
     report = (run.path / "linear_probe.md").read_text()
     assert "| attentive probe |" in report
     assert f" {results['attentive']:.1%} |" in report
-    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=2)
-    with pytest.raises(UserError, match="tokens of the patches, which this model lacks"):
-        attentive.attentive_accuracy(
-            model, digits(), LinearProbeOptions(run="x", source=DataOptions("digits"), attentive=1)
-        )
 
 
 def model_of_digits(config: ViTConfig = CONFIG) -> keras.Model:
@@ -238,7 +235,7 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
     compute_no_more()
     nearest = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1, 2000)))
     assert [row["neighbors"] for row in nearest] == [1]
-    assert "Not 2000 neighbors: there are 1,437 training images." in capsys.readouterr().out
+    assert "Left out: 2000 neighbors, because there are only 1,437 training images." in capsys.readouterr().out
     linear_models.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
@@ -331,7 +328,7 @@ def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
 def test_a_model_of_tokens_has_no_features_of_an_image():
     config = dataclasses.replace(CONFIG, classifier="unpooled")
     model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
-    with pytest.raises(UserError, match="no features --features pre_logits"):
+    with pytest.raises(UserError, match="no features pre_logits"):
         extraction.feature_model(model)
 
 
@@ -357,29 +354,22 @@ def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, ru
         np.testing.assert_allclose(found[:3], values, atol=1e-5)
     assert len(list((tmp_path / "cache").iterdir())) == 2 * len(expected)
     if not config.has_class_token:
-        with pytest.raises(UserError, match="no features --features both"):
+        with pytest.raises(UserError, match="no features both"):
             probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, features="both"))
 
 
 def test_a_resnet_has_no_tokens_to_probe():
     model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
-    with pytest.raises(UserError, match="no features --features token"):
-        extraction.feature_model(model, "token")
+    for features in ("token", "patches"):
+        with pytest.raises(UserError, match=f"no features {features}"):
+            extraction.feature_model(model, features)
 
 
 @pytest.mark.parametrize(
-    ("kind", "classes"),
-    [
-        ("pre_logits", 2),
-        ("token", 10),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in itertools.product(["pre_logits", "token", "mean", "both"], [2, 10])
-            if case not in {("pre_logits", 2), ("token", 10)}
-        ),
-    ],
+    "case", others_slow(itertools.product(["pre_logits", "token", "mean", "both"], [2, 10]), ("token", 2))
 )
-def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp_path):
+def test_a_probe_with_a_workdir_is_a_run_with_its_logits(case, run, tmp_path):
+    kind, classes = case
     data = digits()
     rows = np.array([i for i in range(150) if data.train.labels[i] < classes])
     images, labels = zip(*(data.train.example(tf.constant(i)) for i in rows), strict=True)
@@ -409,7 +399,7 @@ def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, cache, tmp_pa
     workdir = str(tmp_path / "few")
     opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir, cache=cache)
     rows = linear_models.fewshot(*opened)
-    assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
+    assert "few contains the model that 5 shots with the first seed gave" in capsys.readouterr().out
     probe, data = Run.open(workdir), digits()
     known = probes.open_features(*opened)
     chosen = linear_models.shots_of(known.train.labels, 10, 5, seed=0)

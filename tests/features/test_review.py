@@ -1,6 +1,7 @@
 """Confident learning, and the page on which a person reviews a data set."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import re
@@ -15,6 +16,9 @@ from training import embed, review
 from training.features import findings
 from training.features.findings import confident_joint, suspicious_labels
 from training.features.linear_models import out_of_fold_probabilities
+from training.features.store import NO_SPLIT, Part, open_index, write_description, write_part
+
+pytestmark = pytest.mark.usefixtures("models_read_once")
 
 
 def test_the_confident_joint_is_that_of_the_paper():
@@ -70,14 +74,19 @@ def test_labels_are_found_as_well_as_by_cleanlab_on_the_same_probabilities(seed)
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """A folder of images with a copy in the other class, and their index."""
+    """A folder of images with a copy in the other class, their index, and that of the images without classes."""
     place = image_place(tmp_path_factory.mktemp("review"))
     # Every tenth is for evaluation, so this copy is in the other split, too.
     (place / "data" / "bee" / "0.png").write_bytes((place / "data" / "ant" / "03.png").read_bytes())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         embed.main(["--run", "model.keras", "--data", "folder:data", "--group", "none", "--output", "features"])
-        embed.main(["--run", "model.keras", "loose", "--output", "unlabeled"])
+        index, values = open_index("features"), open_index("features").embeddings()
+        description = dataclasses.replace(index.description, labels=(), splits={NO_SPLIT: len(values)}, data=None)
+        digests = np.array([int(digest, 16) for digest in index.images.digests], np.uint64)
+        part = Part(index.images.paths, digests, [None] * len(values), values, {})
+        write_description(place / "unlabeled", description)
+        write_part(place / "unlabeled", description, NO_SPLIT, 0, part)
     return place
 
 

@@ -99,8 +99,8 @@ def test_a_dark_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp_p
     assert images["turned.jpg"].pixels.shape == COLOR.transpose(1, 0, 2).shape
     printed = capfd.readouterr().out
     assert "dark.png has 16 bits and is nearly black, since its highest value is 966" in printed
-    assert "clear.png has one color throughout; transparent images are put on white" in printed
-    assert "red.png has one color throughout.\n" in printed
+    assert "clear.png has a single color; transparent images are put on white" in printed
+    assert "red.png has a single color.\n" in printed
     assert not any(name in printed for name in ("turned", "seen"))
 
 

@@ -101,7 +101,7 @@ def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, cap
     run, data = tmp_path / "run", f"folder:{uneven}"
     arguments = replaced(ARGUMENTS, "--data", data, "--workdir", str(run))
     pretrain.main([*arguments, "--class-weights"])
-    assert "Class weights: 0.53 (ant) to 2.67 (cat), 1 on average over the images." in capsys.readouterr().out
+    assert "Class weights: 0.53 (ant) to 2.67 (cat); the mean over all images is 1." in capsys.readouterr().out
     assert json.loads((run / "config.json").read_text())["settings"]["recipe"]["class_weights"] is True
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     model = load_model(run)

@@ -421,7 +421,7 @@ def test_every_recipe_builds_its_model(name):
 def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, capsys):
     recipe = dataclasses.replace(RECIPE, epochs=2, schedule=Schedule(warmup_steps=100))
     optimizer = killed_trainer(tmp_path, recipe=recipe).optimizer
-    said = "The warm-up of 100 steps is not shorter than the run of 14; it takes 1 instead."
+    said = "The warm-up of 100 steps is not shorter than the run of 14, so it is shortened to 1."
     assert said in capsys.readouterr().out
     optimizer.iterations.assign(2)
     assert float(optimizer.learning_rate) > 0.5 * recipe.learning_rate  # not in a warm-up

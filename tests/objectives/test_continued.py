@@ -46,5 +46,5 @@ def test_it_stops_when_the_features_get_worse_and_keeps_the_best(upstream, monke
     pretrain.main(["mnist-masked-patch", *arguments, *options, "--workdir", str(tmp_path / "run")])
     printed = capsys.readouterr().out
     assert "The features got worse, so the run stops here" in printed
-    assert "Kept: the weights epoch 1, with 95.0%" in printed
+    assert "Kept the best weights (epoch 1): 95.0%" in printed
     assert not (tmp_path / "run" / "best_features.npz").exists()

@@ -17,6 +17,8 @@ from tests.support import randomize
 from training import anomaly
 from training.outliers.anomaly import k_center, open_anomaly_detector
 
+pytestmark = pytest.mark.usefixtures("models_read_once")
+
 BACKBONE = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32)
 SIZE = (32, 24)
 

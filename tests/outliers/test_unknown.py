@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -38,6 +39,8 @@ from training.data.sources import open_source
 from training.options.common import DataOptions
 from training.outliers.fit_unknown import Outputs, auroc_of_left_out_classes, fit_score, outputs_of
 from training.prediction import classifier as prediction
+
+pytestmark = pytest.mark.usefixtures("models_read_once")
 
 SHARED = pathlib.Path(os.environ.get("SHARED_DATA", pathlib.Path(__file__).parents[3] / "shared")) / "data" / "tfds"
 
@@ -89,6 +92,12 @@ def test_the_threshold_of_rounded_weights_leaves_as_many_images_unknown_as_the_m
     assert parity.matched_threshold(10.0, scores, scores + 1.0) == pytest.approx(11.0)
 
 
+def digits_samples(count: int) -> Samples:
+    digits = sklearn.datasets.load_digits()
+    images = np.minimum(digits.images[:count, ..., None] * 16, 255).astype(np.uint8)
+    return Samples(tuple(tf.io.encode_png(image).numpy() for image in images), digits.target[:count])
+
+
 @pytest.fixture(name="run", scope="module")
 def _run(tmp_path_factory) -> pathlib.Path:
     """A run of handwritten digits with random weights, and its score."""
@@ -97,12 +106,7 @@ def _run(tmp_path_factory) -> pathlib.Path:
     randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10)).save(folder / "model.keras")
     (folder / "labels.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
     (folder / "config.json").write_text(json.dumps({"settings": {"recipe": {"loss": "softmax"}}}))
-    digits = sklearn.datasets.load_digits()
-    encoded = tuple(
-        tf.io.encode_png(np.minimum(image[..., None] * 16, 255).astype(np.uint8)).numpy()
-        for image in digits.images[:20]
-    )
-    Samples(encoded, digits.target[:20]).save(folder / SAMPLES)
+    digits_samples(20).save(folder / SAMPLES)
     unknown.main(["--run", str(folder), "--data", "digits", "--images", "600", "--kind", "knn"])
     return folder
 
@@ -117,8 +121,7 @@ def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path
     assert scorer.threshold == report["threshold"]
     photos = tmp_path / "pictures"
     photos.mkdir()
-    for name, data in (("digit", Samples.from_file(run / SAMPLES).encoded[0]),):
-        (photos / f"{name}.png").write_bytes(data)
+    (photos / "digit.png").write_bytes(digits_samples(1).encoded[0])
     PIL.Image.fromarray(np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))).save(photos / "checks.png")
     predict.main(["--run", str(run), str(photos), "--output", str(tmp_path / "out.json")])
     found = {pathlib.Path(each["picture"]).stem: each for each in json.loads((tmp_path / "out.json").read_text())}
@@ -127,7 +130,8 @@ def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path
     assert "checks.png (unknown)" in capsys.readouterr().out
 
 
-def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path):
+def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.evaluation.report._is_drawn", lambda draw, path: False)
     evaluate.main(["--run", str(run), "--data", "digits", "--output", str(tmp_path)])
     expected = json.loads((run / "unknown.json").read_text())["auroc_of_left_out_classes"]
     assert json.loads((tmp_path / "evaluation.json").read_text())["unknown"] == {"score": "knn", **expected}
@@ -149,12 +153,6 @@ def test_exports_compute_the_same_score(run, tmp_path):
     np.testing.assert_allclose(runner(image=image)["unknown_score"], [expected], atol=1e-5)
     report = json.loads((tmp_path / "phone" / "report.json").read_text())
     assert report["formats"]["float32"]["unknown_max_abs_diff"] < 1e-4
-
-
-def digits_samples(count: int) -> Samples:
-    digits = sklearn.datasets.load_digits()
-    images = np.minimum(digits.images[:count, ..., None] * 16, 255).astype(np.uint8)
-    return Samples(tuple(tf.io.encode_png(image).numpy() for image in images), digits.target[:count])
 
 
 def exported_of(kind: UnknownKind, samples: Samples) -> ExportedModel:
@@ -228,16 +226,11 @@ def test_an_image_goes_through_the_model_once(run, monkeypatch):
     assert card.ranked.is_unknown
 
 
-def test_the_score_of_another_model_is_refused(run, tmp_path):
-    opened = Run.open(run)
-    opened.model.save(tmp_path / "model.keras")
-    (tmp_path / UNKNOWN).write_bytes((run / UNKNOWN).read_bytes())
+def test_the_score_of_another_model_and_a_damaged_one_are_refused(run, tmp_path):
+    Run.open(run).model.save(tmp_path / "model.keras")
+    shutil.copy(run / UNKNOWN, tmp_path)
     with pytest.raises(UserError, match="was fitted to another model"):
         _ = Run.open(tmp_path).unknown
-
-
-def test_a_damaged_file_of_the_score_is_named(run, tmp_path):
-    (tmp_path / "model.keras").write_bytes((run / "model.keras").read_bytes())
     np.savez(tmp_path / UNKNOWN, kind=np.array(2))
     with pytest.raises(UserError, match="cannot be read as a score for unknown images"):
         _ = Run.open(tmp_path).unknown

@@ -54,16 +54,11 @@ def test_the_input_is_no_larger_than_the_images_need_and_so_few_are_good_for(num
     assert limit in auto_reasons(facts, recipe, recipe)[1]
 
 
-def test_more_images_get_fewer_epochs_and_larger_batches_of_which_gray_ones_have_one_channel():
-    small, large = (auto_recipe(DataFacts(number, (28, 28), 1)) for number in (700, 60_000))
+def test_more_images_get_fewer_epochs_and_larger_batches_and_few_can_be_trained_on():
+    few, small, large = (auto_recipe(DataFacts(number, (28, 28), 1)) for number in (3, 700, 60_000))
     assert small.epochs > large.epochs >= 8
-    assert (small.batch_size, large.batch_size, large.channels) == (32, 128, 1)
-
-
-def test_a_handful_of_images_still_gets_a_recipe_that_can_be_trained():
-    recipe = auto_recipe(DataFacts(3, (64, 64)))
-    assert (recipe.batch_size, recipe.num_steps(3)) == (3, recipe.epochs)
-    assert recipe.schedule.warmup_steps < recipe.num_steps(3)
+    assert (few.batch_size, small.batch_size, large.batch_size, large.channels) == (3, 32, 128, 1)
+    assert few.schedule.warmup_steps < few.num_steps(3) == few.epochs
 
 
 def test_fine_tuning_takes_more_steps_for_more_images_and_fewer_pixels_for_small_ones():
@@ -94,7 +89,7 @@ def test_a_reason_names_only_the_values_that_stay():
     assert "Augmentation: label smoothing." in text
     tuned = auto_finetune_recipe(DataFacts(10, (64, 64)))
     used = dataclasses.replace(tuned, image_size=(96, 96), steps=3, flip=False)
-    assert auto_finetune_reasons(DataFacts(10, (64, 64)), tuned, used) == ["Augmentation: random windows."]
+    assert auto_finetune_reasons(DataFacts(10, (64, 64)), tuned, used) == ["Augmentation: random crops."]
 
 
 @pytest.mark.parametrize(

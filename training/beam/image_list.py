@@ -123,7 +123,7 @@ class ImageList:
         """The splits of a table that are used: those to train on, and the first to evaluate on that has images."""
         train, evaluation = used_splits(counts, self.table)
         for name in evaluation[1:]:
-            print(f"Not used, beside the images of {self.table} to train and to evaluate on: {counts[name]:,} {name}.")
+            print(f"Not used: {counts[name]:,} images of {self.table} with the split {name}.")
         return {**dict.fromkeys(train, "train"), evaluation[0]: self.evaluation}
 
 

@@ -184,7 +184,7 @@ def files_of_splits(pattern: str, splits: Mapping[str, str | None]) -> dict[str,
             f"{', '.join(os.path.basename(file) for file in [*splits][:5])}; rename them, or give another pattern."
         )
     if others := [os.path.basename(file) for file, split in splits.items() if split is None]:
-        print(f"Not used, since their names name no split: {len(others):,} files, {others[0]} first.")
+        print(f"Not used, because their names contain no split: {len(others):,} files, such as {others[0]}.")
     return files
 
 

@@ -29,17 +29,16 @@ _DIGEST_BYTES = 8
 class FileContents:
     """Digests of the contents of files, noted while each file is read anyway."""
 
-    def __init__(self, *, with_looks: bool = False) -> None:
-        """with_looks: whether to look at each image, too."""
+    def __init__(self) -> None:
         self._digests: dict[str, int] = {}
-        self._with_looks, self.looks = with_looks, dict[str, Look | None]()
+        self.with_looks, self.looks = False, dict[str, Look | None]()  # whether to look at each image, too
         self.group_of = dict[str, int]()  # of each file, once they are divided into groups
 
     def note(self, file: str, content: bytes) -> None:
         """Remember the content of a file."""
         digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
         self._digests[file] = int.from_bytes(digest, "big")  # takes half the memory of bytes
-        if self._with_looks:
+        if self.with_looks:
             self.looks[file] = look_at(content)
 
     def read(self, file: str) -> bool:

@@ -98,8 +98,8 @@ def groups_of(
     if (several := sizes[sizes > 1]).size:
         count = "1 group" if several.size == 1 else f"{several.size:,} groups"
         print(
-            f"{several.sum():,} images belong together in {count}, such as near copies, of which each is on one side "
-            "of the split; --group none draws each image alone."
+            f"{several.sum():,} images belong together in {count}, such as near copies. Each group is on one side of "
+            "the split; --group none splits image by image."
         )
     return groups
 
@@ -162,7 +162,7 @@ def held_out(
         )
         if insist:
             raise UserError(f"{problem}; add images of other scenes, or give --group none.")
-        print(f"Warning: {problem}. Here each image is drawn alone.")
+        print(f"Warning: {problem}. The split is image by image.")
         kept = _whole_groups(labels, rows, of_class)
     return kept
 

@@ -39,39 +39,29 @@ from training.data.dataset import (
 from training.data.file_contents import Decisions, FileContents, read_decisions, shown
 from training.data.groups import HOLD_OUT, groups_of, held_out
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
-from training.options.common import ALONE, AUTO, OnBadImage
+from training.options.common import ALONE, AUTO, DataOptions, OnBadImage
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 # File -> the name of its class, in the order of the classes and then of the files.
 Labels = dict[str, str]
 
 
-def folder(
-    path: pathlib.Path,
-    on_bad_image: OnBadImage,
-    split_seed: int | None = None,
-    exclude: str | None = None,
-    group: str = AUTO,
-) -> DataSet:
+def folder(options: DataOptions) -> DataSet:
     """Open class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
 
     Files that neither are called like an image nor hold one are counted in a line.
 
     With train (or training) and test (testing, val, valid, validation) above the classes these are the splits, and must
-    hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says. The decisions of the
-    file `exclude` come before that.
+    hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says. The decisions of
+    `--exclude` come before that.
     """
-    decisions = None if exclude is None else read_decisions(exclude)
-    folders = split_folders(existing_folder(path, FOLDER_ADVICE))
+    path = existing_folder(options.path, FOLDER_ADVICE)
+    folders = split_folders(path)
     if folders and (left_out := [name for name in directories(path) if path / name not in folders]):
         print(f"Not used, beside {folders[0].name} and {folders[1].name} of {path}: {', '.join(left_out)}.")
     places = dict(zip(("train", "test"), folders, strict=True)) if folders else {"": path}
     listed = {split: _class_files(place, least=1 if folders else 2) for split, place in places.items()}
-    _check_seed(split_seed, listed, path)
-    draw = _Draw(path, split_seed, ALONE if folders else group)
-    reader = _Reader(on_bad_image, draw.contents)
-    files = {split: reader.readable(listed[split], str(place)) for split, place in places.items()}
-    return _of_classes(_decided(files, decisions, draw.contents), path, draw)
+    return _opened(options, listed, {split: str(place) for split, place in places.items()}, _Draw(path, options))
 
 
 def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
@@ -82,41 +72,43 @@ def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
     return dataclasses.replace(_split(files, np.full(len(files), -1), names, reader.contents), labels=None)
 
 
-def csv_list(
-    path: pathlib.Path,
-    on_bad_image: OnBadImage,
-    split_seed: int | None = None,
-    exclude: str | None = None,
-    group: str = AUTO,
-) -> DataSet:
+def csv_list(options: DataOptions) -> DataSet:
     """Open image files with their classes from a CSV file with the columns path and label; classes in name order.
 
     What the file holds says `training.data.listed_files`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
+    path = options.path
     column, value_of, not_used, group_of = listed = listed_files(path)
     if not is_remote(path):
-        check_list(listed, path, on_bad_image)
-    decisions = None if exclude is None else read_decisions(exclude)
+        check_list(listed, path, options.on_bad_image)
     for split, count in not_used.items():
-        print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
-    if column != ONE_CLASS and exclude is not None:
-        raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
-    _check_seed(split_seed, value_of, path)
+        print(f"Not used: {count:,} images of {path} with the split {split}.")
     _say_separators(path, column, sorted({text for files in value_of.values() for text in files.values()}))
-    draw = _Draw(path.parent, split_seed, group if "" in value_of else ALONE, group_of)
-    reader = _Reader(on_bad_image, draw.contents)
     where = {split: f"{path} ({split})" if split else str(path) for split in value_of}
-    if column != ONE_CLASS:
-        return _of_shares(column, value_of, where, reader, path, draw)
-    files = {split: reader.readable(_sorted(labels), where[split]) for split, labels in value_of.items()}
-    return _of_classes(_decided(files, decisions, draw.contents), path, draw)
+    splits = {split: _sorted(labels) for split, labels in value_of.items()}
+    return _opened(options, splits, where, _Draw(path.parent, options, group_of), column)
 
 
-def _check_seed(split_seed: int | None, splits: Iterable[str], path: pathlib.Path) -> None:
-    """Raise UserError for a seed of splits that are there already."""
-    if split_seed is not None and "" not in splits:
+def _opened(
+    options: DataOptions, splits: dict[str, Labels], where: Mapping[str, str], draw: "_Draw", column: str = ONE_CLASS
+) -> DataSet:
+    """Return the data set of files with what the column says of each; `where` is of each split, in messages.
+
+    Raises UserError for options that the data do not allow.
+    """
+    path = options.path
+    decisions = None if options.exclude is None else read_decisions(options.exclude)
+    if column != ONE_CLASS and decisions is not None:
+        raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
+    if options.split_seed is not None and "" not in splits:
         raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
+    draw.contents.with_looks = "" in splits and options.group != ALONE
+    reader = _Reader(options.on_bad_image, draw.contents)
+    if column != ONE_CLASS:
+        return _of_shares(column, splits, where, reader, path, draw)
+    files = {split: reader.readable(labels, where[split]) for split, labels in splits.items()}
+    return _of_classes(_decided(files, decisions, draw.contents), path, draw)
 
 
 def _say_separators(path: pathlib.Path, column: str, texts: Sequence[str]) -> None:
@@ -177,7 +169,7 @@ def _class_files(path: pathlib.Path, *, least: int) -> Labels:
     classes = class_folders(path)
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_image_name(entry.name)]:
         count = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
-        print(f"Not used, because outside the class folders of {path}: {count}, {min(beside)} first.")
+        print(f"Not used, because outside the class folders of {path}: {count}, such as {min(beside)}.")
     # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
     if odd := [name for name in classes if not name.isprintable()]:
         raise UserError(f"The class folder {odd[0]!r} in {path} has unprintable characters in its name; rename it.")
@@ -276,28 +268,24 @@ class _Draw:
 
     root: pathlib.Path
     """The folder of the paths."""
-    seed: int | None
-    group: str
-    """See `DataOptions.group`."""
+    options: DataOptions
     named: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """File -> the name of its group, of those that have one."""
-    contents: FileContents = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "contents", FileContents(with_looks=self.group != ALONE))
+    contents: FileContents = dataclasses.field(default_factory=FileContents)
 
     def place(self, file: str) -> bytes:
         """Return a hash that puts the files in a random order; the same for all without a seed."""
-        if self.seed is None:
-            return b""
-        return hashlib.sha256(os.fsencode(f"{self.seed}/{os.path.relpath(file, self.root)}")).digest()
+        seed = self.options.split_seed
+        return (
+            b"" if seed is None else hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, self.root)}")).digest()
+        )
 
     def groups(self, files: Sequence[str]) -> np.ndarray:
         """Return the number of the group of each file (n,)."""
         paths = [os.path.relpath(file, self.root) for file in files]
         looks = list(map(self.contents.looks.get, files))
-        groups = groups_of(paths, self.group, looks, [self.named.get(file, "") for file in files])
-        if self.group != ALONE:
+        groups = groups_of(paths, self.options.group, looks, [self.named.get(file, "") for file in files])
+        if self.options.group != ALONE:
             self.contents.group_of.update(zip(files, groups.tolist(), strict=True))
         return groups
 
@@ -333,12 +321,13 @@ def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
     names = sorted({*labels.values()})
     number_of = {name: number for number, name in enumerate(names)}
     numbers = np.array([number_of[label] for label in labels.values()])
-    order = None if draw.seed is None else np.array(sorted(range(len(files)), key=lambda row: draw.place(files[row])))
-    are_kept = held_out(numbers, names, draw.groups(files), order, insist=draw.group != AUTO or bool(draw.named))
+    seed, insist = draw.options.split_seed, draw.options.group != AUTO or bool(draw.named)
+    order = None if seed is None else np.array(sorted(range(len(files)), key=lambda row: draw.place(files[row])))
+    are_kept = held_out(numbers, names, draw.groups(files), order, insist=insist)
     counts = np.bincount(numbers[are_kept])
     each = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
-    how = f"A tenth of each class, drawn with the seed {draw.seed},"
-    how = "Every tenth image of each class" if draw.seed is None else how
+    how = f"A tenth of each class, drawn with the seed {seed},"
+    how = "Every tenth image of each class" if seed is None else how
     print(f"{how} is kept for evaluation: {are_kept.sum():,} of {len(files):,} images, {each} of each class.")
     return _divided(labels, {file for file, is_kept in zip(files, are_kept, strict=True) if is_kept})
 
@@ -407,7 +396,7 @@ def _check_shares(splits: Mapping[str, dict[str, dict[str, float]]], names: Sequ
             advice = "add some, or leave the class out" if files else "add some"
             raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; {advice}.")
         if missing:
-            print(f"No image to evaluate on has the class {', '.join(missing)}.")
+            print(f"Warning: no evaluation image has the class {', '.join(missing)}.")
 
 
 def _split(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], contents: FileContents) -> Split:

@@ -130,8 +130,8 @@ def warn_of_training_images(run: Run, source: "DataSet") -> bool:
     if len(seen):
         print(
             f"Warning: {len(seen):,} of the {len(digests):,} evaluation images {is_or_are(len(seen))} among the "
-            f"training images of {run.name}, such as {source.evaluation.name(int(seen[0]))}, so the accuracy is not "
-            "that on new images; evaluate on others."
+            f"training images of {run.name}, such as {source.evaluation.name(int(seen[0]))}, so the accuracy is too "
+            "high for new images; evaluate on others."
         )
     return True
 

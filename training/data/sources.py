@@ -50,9 +50,9 @@ def open_source(options: DataOptions, *, multi_label: bool = False) -> DataSet:
         case "digits":
             source = digits()
         case "folder":
-            source = folder(options.path, options.on_bad_image, options.split_seed, options.exclude, options.group)
+            source = folder(options)
         case "csv":
-            source = csv_list(options.path, options.on_bad_image, options.split_seed, options.exclude, options.group)
+            source = csv_list(options)
         case "tfds":
             source = tfds_source(rest, options.data_dir, options.train_split, options.eval_split)
         case "tar":

@@ -7,7 +7,6 @@ side under one name, up to its first dot: `cat/7.jpg`, `cat/7.cls`. Nothing is u
 import concurrent.futures
 import json
 import os
-import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,69 +155,51 @@ def _ahead(read: Read) -> Read:
     return read_ahead
 
 
+class _Places:
+    """A file as `tarfile` reads it: by its places, never behind its end, and no more than a long name at once."""
+
+    def __init__(self, size: int, read: Read) -> None:
+        self.size, self.position, self._read = size, 0, read
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, size: int) -> bytes:
+        begin, self.position = self.position, self.position + size
+        if not 0 <= size <= _MOST or not 0 <= begin <= self.size - size:
+            raise tarfile.ReadError(f"{size:,} bytes should follow byte {begin:,}")
+        return self._read(begin, size)
+
+
 def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
-    """Yield all members of a tar file of `size` bytes, of the formats ustar, GNU and pax."""
-    position, ended = 0, False
-    extended: dict[str, str] = {}  # what the headers before that of a member say of it
-    while position < size:
-        block = read(position, BLOCK)
-        if block == bytes(BLOCK):  # the end; another tar file may follow
-            position, ended = position + BLOCK, True
-            continue
-        where = f"The file {path} is damaged, compressed, or not a tar file: at byte {position}"
-        with explained(f"{where} there is no header of a member; fetch or unpack it again.", tarfile.HeaderError):
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        ended, begin = False, position + BLOCK
-        is_file, is_extension = header.isreg(), header.type in (*tarfile.GNU_TYPES[:2], b"x", b"g")
-        length = header.size
-        if not is_extension and re.fullmatch(r"\d{1,20}", stated := extended.pop("size", "")):
-            length = int(stated)
-        if problem := _problem_of(header, position, length, size, is_extension, extended):
-            raise UserError(f"The file {path} {problem}.")
-        if is_extension:
-            data = read(begin, length)
-            with explained(f"{where} the extended header is none; fetch or unpack it again.", ValueError):
-                extended |= _extension(header.type, data)
-        else:
-            yield _Member(extended.pop("path", header.name), position, length, is_file, zlib.crc32(block))
-            extended = {}
-        if is_file or is_extension:  # other members have no content, whatever size they claim
-            begin += -(-length // BLOCK) * BLOCK
-        position = begin
-    if not ended:
-        raise UserError(f"The file {path} does not end as tar files do, with two empty blocks; it is truncated.")
-
-
-def _problem_of(
-    header: tarfile.TarInfo, position: int, length: int, size: int, is_extension: bool, extended: Mapping[str, str]
-) -> str | None:
-    """Say why a member with content of `length` bytes in a file of `size` bytes cannot be used; else return None."""
-    if length < 0 or position + BLOCK + length > size:
-        return f"ends within {shown(header.name)} at byte {position}, which claims {length} bytes; it is truncated"
-    if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
-        return f"holds {shown(header.name)} with holes left out; write it without --sparse"
-    if is_extension and length > _MOST:
-        return f"has a name of {length} bytes at byte {position}; write it again"
-    return None
-
-
-def _extension(kind: bytes, data: bytes) -> dict[str, str]:
-    """Read a header of GNU or pax about the member behind it: "path", "size" and others by the names of pax.
-
-    Raises ValueError for one that is damaged.
-    """
-    if kind == tarfile.GNUTYPE_LONGNAME:
-        return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
-    values: dict[str, str] = {}
-    while kind == tarfile.XHDTYPE and data.rstrip(b"\0"):
-        record = re.match(rb"(\d{1,7}) ([^=]+)=", data)
-        length = int(record[1]) if record else 0
-        if record is None or not record.end() < length <= len(data):
-            raise ValueError
-        text = data[record.end() : length - 1].decode("utf-8", "surrogateescape")
-        values[record[2].decode("utf-8", "replace")] = text
-        data = data[length:]
-    return values
+    """Yield all members but folders of a tar file of `size` bytes, of the formats ustar, GNU and pax."""
+    file, ended = _Places(size, read), False
+    damaged = "is damaged, truncated, compressed, or not a tar file"
+    with explained(
+        lambda reason: f"The file {path} {damaged}: at byte {file.position:,}, {reason}; fetch or unpack it again.",
+        *(tarfile.TarError, RecursionError, ValueError),
+    ):
+        while file.position < size or not ended:
+            ended = read(file.position, BLOCK) == bytes(BLOCK)
+            if ended:  # another tar file may follow
+                file.position += BLOCK
+                continue
+            archive = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")  # type: ignore[arg-type]
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # it would hold all of them
+                header, length = member.offset_data - BLOCK, member.size
+                if length < 0 or member.offset_data + length > size:
+                    raise tarfile.ReadError(f"{shown(member.name)} claims {length} bytes")
+                if member.issparse():
+                    raise UserError(f"{shown(member.name)} of {path} has holes; write the tar file without --sparse.")
+                if not member.isdir():
+                    yield _Member(member.name, header, length, member.isreg(), zlib.crc32(read(header, BLOCK)))
+            file.position = archive.offset
+            if read(file.position, BLOCK) != bytes(BLOCK):
+                raise tarfile.ReadError("there is no header of a member")
 
 
 def _examples(members: Iterator[_Member]) -> Iterator[dict[str, _Member]]:

@@ -44,7 +44,8 @@ def tfds_builder(name: str, data_dir: str | None):
         builder = tfds.builder(name, config=config or None, data_dir=data_dir)
     except (tfds.core.DatasetNotFoundError, ValueError):
         check_known("data set of TensorFlow Datasets", name, tfds.list_builders())
-        check_known(f"configuration of {name}", config, tfds.builder_cls(name).builder_configs)
+        configs = tfds.builder_cls(name).builder_configs or (f"none, since {name} has no configurations",)
+        check_known(f"configuration of {name}", config, configs)
         raise
     if not builder.is_prepared():
         missing = f"The data set {name!r} is not prepared in {builder.data_dir}, and could not be fetched"

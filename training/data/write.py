@@ -1,6 +1,7 @@
 """Write a data set as TFRecord files, and images of it as samples.npz, for commands that do not use TensorFlow."""
 
 import contextlib
+import math
 import os
 import pathlib
 import shlex
@@ -55,8 +56,8 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
 def print_written(directory: pathlib.Path, num_train: int, num_evaluation: int, num_classes: int, shards: int) -> None:
     """Say what was written, and what to give as `--data`."""
     print(
-        f"{num_train:,} images to train on and {num_evaluation:,} to evaluate on, of {num_classes} classes, in "
-        f"{shards} {'file' if shards == 1 else 'files'} each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
+        f"{num_train:,} training and {num_evaluation:,} evaluation images of {num_classes} classes, in {shards} "
+        f"{'file' if shards == 1 else 'files'} each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
     )
 
 
@@ -93,16 +94,22 @@ def record(image: bytes, label: int) -> bytes:
     return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True)
 
 
-def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
-    """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
+def save_samples(
+    split: Split, preprocessing: Preprocessing | None, path: str | os.PathLike, most: int | None = None
+) -> int:
+    """Write images of a split, as PNG in an evenly mixed order, up to `most`; return their number.
 
-    Images far larger than the model's input are reduced first, so that every data set gives enough of them.
+    Those that are kept beside a model have 64 MB at most. Images far larger than its input are reduced first, so that
+    every data set gives enough of them.
     """
-    limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
+    most_bytes = math.inf if preprocessing is None else _SAMPLE_BYTES
 
     @without_autograph
     def sample(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.example(index, preprocessing)
+        if preprocessing is None:
+            return tf.io.encode_png(image), label
+        limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
 
         def reduced() -> tf.Tensor:
             # The channels first, as a model sees them: hidden colors must not mix in.
@@ -124,14 +131,15 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
     # In batches, because a step of the iterator takes longer than a small image.
     for images, classes in data.batch(16).as_numpy_iterator():
         for image, label in zip(images, classes, strict=True):
-            if total < _SAMPLE_BYTES:
+            if total < most_bytes:
                 encoded.append(image)
                 labels.append(int(label))
                 total += len(image)
-        if total >= _SAMPLE_BYTES:
+        if total >= most_bytes:
             break
     names = tuple(sample_name(split, int(index)) for index in chosen[: len(encoded)])
     Samples(tuple(encoded), np.array(labels), names).save(path)
+    return len(encoded)
 
 
 def sample_name(split: Split, index: int) -> str:
@@ -143,14 +151,7 @@ def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int 
     """Write samples.npz with up to `count` evaluation images in shuffled order, and labels.txt."""
     directory = output_folder(output)
     dataset = open_source(source)
-    split = dataset.evaluation
-    chosen = np.random.default_rng(0).permutation(split.num_examples)[:count]
-    with bad_examples_reported(dataset.train, dataset.evaluation):
-        examples = [split.example(tf.constant(index, tf.int64)) for index in chosen]
-    encoded = tuple(tf.io.encode_png(image).numpy() for image, _ in examples)
-    with staged(directory) as stage:
-        labels = np.array([int(label) for _, label in examples])
-        names = tuple(sample_name(split, int(index)) for index in chosen)
-        Samples(encoded, labels, names).save(stage / SAMPLES)
+    with staged(directory) as stage, bad_examples_reported(dataset.train, dataset.evaluation):
+        written = save_samples(dataset.evaluation, None, stage / SAMPLES, count)
         (stage / LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
-    print(f"{len(encoded)} images in {directory / SAMPLES}.")
+    print(f"{written} images in {directory / SAMPLES}.")

@@ -92,6 +92,6 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
     check_group(run, options.source, not data.has_split)
     images = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
-        print("A tenth of the images is measured; the others may have trained the detector.")
+        print("Measured on a tenth of the images; the others may be training images.")
     evaluation.evaluate(detector, images, data.kind, output)
     cli.print_next([("detect", "predict", "--run", options.run, "--serve")])

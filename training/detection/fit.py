@@ -9,12 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import keras_vit
-from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, task_of, with_classes
-from keras_vit.checkpoints.load import check_unchanged, fill_from
+from keras_vit import DetectionConfig, preprocessing_of, with_classes
+from keras_vit.checkpoints.load import fill_from
+from keras_vit.cli.progress import duration
 from keras_vit.files.keras_model import MODEL
 from keras_vit.models.blueprint import Blueprint
-from keras_vit.models.config import TaskConfig
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
@@ -24,6 +23,7 @@ from training.data.dataset import DataSet, Split, decoding_problem, problems_of,
 from training.data.dense import TILES, BoxBatches
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
+from training.loop.build import encoder_of
 from training.loop.plan import Setup
 from training.loop.train import run_training
 from training.options.dense import DetectFitOptions
@@ -38,7 +38,7 @@ _STEP_OF_FORWARD = 3.0
 def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> Run:
     """Train a detector, or continue, and measure it; return the finished run.
 
-    Raises UserError if the checkpoint has no encoder for a detector, and for what `run_training` refuses.
+    Raises UserError if the checkpoint has no encoder, and for what `run_training` refuses.
     """
     backbone = Run.open(options.checkpoint, image_size=options.recipe.image_size)
 
@@ -98,20 +98,17 @@ def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOp
 
     There the classes begin as the embeddings of their names.
     """
-    model, recipe = backbone.model, options.recipe
-    check_unchanged(model, "give the model from before the change")
-    config, task = keras_vit.config_of(model), task_of(model)
-    if not isinstance(config, ViTConfig) or (task is not None and not isinstance(task, DetectionConfig)):
-        raise UserError(f"{backbone.name} has no encoder for a detector; give a Vision Transformer, or OWL-ViT.")
+    recipe, (model, config, task) = options.recipe, encoder_of(backbone)
     preprocessing = recipe.preprocessing(preprocessing_of(model).channels, preprocessing_of(model))
-    if task is None:
-        started: TaskConfig = DetectionConfig(config.hidden_size)
+    known = task if isinstance(task, DetectionConfig) else None
+    if known is None:
+        started = DetectionConfig(config.hidden_size)
         embeddings = np.random.default_rng(options.seed).normal(size=(len(labels), config.hidden_size))
     else:
-        started, embeddings = task, class_embeddings(backbone.checkpoint, classes_of_labels(labels, options.templates))
+        started, embeddings = known, class_embeddings(backbone.checkpoint, classes_of_labels(labels, options.templates))
     detector = Blueprint(config, preprocessing, task=started).build()
     fill_from(detector, model)
-    if task is None:
+    if known is None:
         head = detector.get_layer("class_head")
         for kernel in (head.scale_kernel, head.shift_kernel):
             kernel.assign(np.zeros(kernel.shape))
@@ -127,6 +124,5 @@ def _print_time(network: keras.Model, recipe: DetectRecipe, num_images: int) -> 
     network.predict_on_batch(images)  # which traces
     begin = time.perf_counter()
     network.predict_on_batch(images)
-    minutes = _STEP_OF_FORWARD * (time.perf_counter() - begin) * steps / 60
-    shown = f"{max(minutes, 1):.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-    print(f"About {shown} on this machine for {steps:,} steps of {batch_size} images, without the evaluations.")
+    shown = duration(max(_STEP_OF_FORWARD * (time.perf_counter() - begin) * steps, 1.0))
+    print(f"{steps:,} steps of {batch_size} images take about {shown} on this machine, without the evaluations.")

@@ -59,7 +59,7 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
     if rows:
         print(markdown_table(columns, rows, num_text_columns=2))
     if empty := sum(not len(objects.scores) for _, objects in results):
-        print(f"Nothing with a score of {options.threshold:g} or more on {empty} of {len(results)} images.")
+        print(f"No object with a score of at least {options.threshold:g} in {empty} of {len(results)} images.")
     for problem in problems:
         print(f"Skipped {problem}")
     output = options.output

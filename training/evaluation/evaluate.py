@@ -172,11 +172,11 @@ def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> N
     known = check_evaluation_images(run, options.source, source)
     if not known and may_know_images(run, source, is_export=predictor.is_export):
         print(
-            f"Whether some of these images were among the training images of {run.name} is not known; if so, the "
-            "accuracy is too high."
+            f"These images may be training images of {run.name}, which cannot be checked; then the accuracy is too "
+            "high."
         )
     if of_model is None and source.multi_label:
-        print(f"{run.name} does not say whether an image may have several classes; it is taken for such a model.")
+        print(f"{run.name} does not say whether it is a multi-label model; it is evaluated as one.")
     if of_model not in (None, source.multi_label):
         had, have = ("several classes", "one class")[:: 1 if of_model else -1]
         raise UserError(

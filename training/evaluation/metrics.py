@@ -32,6 +32,8 @@ _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")
 # Temperatures that are considered.
 _LOWEST, HIGHEST_TEMPERATURE = 0.05, 20.0
 _HALVINGS = 60
+# In the place of minus infinity, the logit of a probability of 0.
+_LEAST_LOGIT = -1e4
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
@@ -261,9 +263,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     The likelihood is concave in 1 / temperature, so halving an interval around the root of its derivative finds it.
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
-    if not np.isfinite(logits).all():
-        raise UserError("Calibration needs finite logits, but some classes have probability 0; use the model itself.")
-    logits = logits.astype(np.float64)
+    logits = np.maximum(logits.astype(np.float64), _LEAST_LOGIT)
     own = logits[np.arange(len(labels)), labels]
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):

@@ -152,12 +152,12 @@ def open_comparison(directory: str) -> Comparison:
 def comparison_sentence(compared: dict[str, Any]) -> str:
     """Return the numbers of `Comparison.measure` in words."""
     verdict = (
-        "the difference is within the noise"
+        "The difference is within the noise"
         if compared["within_noise"]
-        else f"the difference is more than noise (p = {compared['p_value']:.2g})"
+        else f"The difference is more than noise (p = {compared['p_value']:.2g})"
     )
     return (
-        f"Compared with {compared['with']}: {100 * compared['difference']:+.1f} points of accuracy. Only this model "
-        f"is right on {compared['only_now_right']:,} images, only the other one on {compared['only_then_right']:,}: "
+        f"Compared with {compared['with']}: {100 * compared['difference']:+.1f} points of accuracy. Images right with "
+        f"this model only: {compared['only_now_right']:,}; with the other only: {compared['only_then_right']:,}. "
         f"{verdict} (McNemar's exact test)."
     )

@@ -322,8 +322,8 @@ def _tflite_preprocessing(
         print(_ON_WHITE)
     if metadata is not None and metadata.temperature is not None:
         print(
-            f"The file gives the logits of a calibrated run as they are; an app divides them by "
-            f"{metadata.temperature:.6g}, which the log loss and the ECE here do not."
+            f"The file returns logits that are not calibrated: an app divides them by {metadata.temperature:.6g}. Log "
+            "loss and ECE here are those without it."
         )
     if overrides.resize is None and not resizing:
         print("The TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")

@@ -122,7 +122,7 @@ def _uniform(model: keras.Model, runs: Sequence[Run]) -> list[dict]:
     for run in runs:
         total = _added(total, run)
     _assign(model, total, len(runs))
-    print(f"The average of {len(runs)} runs.")
+    print(f"Averaged {len(runs)} runs.")
     return []
 
 
@@ -136,7 +136,7 @@ def _greedy(model: keras.Model, runs: Sequence[Run], source: DataSet) -> list[di
         _assign(model, tried, count + 1)
         reached = accuracy(model, source.evaluation, preprocessing, num_classes=num_classes, batch_size=_BATCH)
         records.append({"run": run.name, "val_accuracy": reached, "kept": reached >= best})
-        print(f"{'Kept' if reached >= best else 'Left out'} {run.name}: accuracy {reached:.4f} with it.")
+        print(f"{'Kept' if reached >= best else 'Left out'} {run.name}: accuracy {reached:.1%} with it.")
         if reached >= best:
             total, count, best = tried, count + 1, reached
     _assign(model, total, count)

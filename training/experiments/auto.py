@@ -88,11 +88,11 @@ def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
         run = Run.open(checkpoint, texts=classes_of_labels(source.labels, (_TEMPLATE,)))
         share = _accuracy(run.model, source, source.evaluation, run.preprocessing)
     except UserError as error:
-        print(f"No accuracy without training: {error}")
+        print(f"No zero-shot accuracy: {error}")
         return None
     print(
-        f"Without any training, the names of the {len(source.labels)} classes as texts ({_TEMPLATE!r}) reach "
-        f"{share:.1%} of {source.evaluation.num_examples:,} evaluation images."
+        f"Zero-shot accuracy, without training: {share:.1%} on {source.evaluation.num_examples:,} evaluation images, "
+        f"with the names of the {len(source.labels)} classes in {_TEMPLATE!r}."
     )
     return share
 
@@ -115,14 +115,14 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
         images = count + source.evaluation.num_examples + compared
         print(
             f"The backbone stays frozen, because there is no GPU; its features take about "
-            f"{duration(images * image_seconds(run.model))} here. --minutes 30 fine-tunes it if 30 minutes are enough."
+            f"{duration(max(images * image_seconds(run.model), 1.0))} here. To fine-tune it, add --minutes 30 or so."
         )
         return 0
     seconds = step_seconds(run.model, recipe.batch_size)
     epochs = min(int(minutes * 60 / (seconds * steps_per_epoch)), most)
     measured = f"a step of {recipe.batch_size} images takes {seconds:.1f} s here"
     if epochs < _FEWEST_EPOCHS:
-        print(f"The backbone stays frozen: {measured}, so {minutes:g} minutes suffice for {epochs} epochs only.")
+        print(f"The backbone stays frozen: {measured}, so {minutes:g} minutes allow only {epochs} epochs.")
         return 0
     print(f"Fine-tuning all weights for {epochs} epochs: {measured}.")
     return epochs
@@ -200,8 +200,8 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
     kept, probed = _accuracy(model, source, some, preprocessing), _probed(run, some, probed_with) or 0.0
     is_kept = kept >= probed
     print(
-        f"On {some.num_examples} training images this head reaches {kept:.1%}, and a new one {probed:.1%} "
-        f"({_FOLDS}-fold cross-validation), so {'this one stays' if is_kept else 'a new one is fitted'}."
+        f"On {some.num_examples} training images the model's own head reaches {kept:.1%}, and a new one {probed:.1%} "
+        f"({_FOLDS}-fold cross-validation), so auto {'keeps its own' if is_kept else 'fits a new one'}."
     )
     return rebuilt(model, preprocessing) if is_kept else None
 

@@ -56,7 +56,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
     assert options.unlabelled is not None  # as the command checks
     unlabelled = unlabelled_folder(unlabelled_path(options.unlabelled), options.source.on_bad_image)
     refuse_without_effect(options, [(("unlabelled",), not setup.source.multi_label, "images of one class each")])
-    print(f"Images without labels: {unlabelled.num_examples:,}. First a run with the labels alone.")
+    print(f"{unlabelled.num_examples:,} images without labels. The first run uses the labels alone.")
     alone = dataclasses.replace(options, workdir=f"{options.workdir}-labels", **_WITHOUT)
     runs = {"labels alone": finetune(alone, recipe_name, setup)}
     if options.learn_by == "ema-teacher":
@@ -69,9 +69,9 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
     accuracies = {name: run.metrics()[-1]["val_accuracy"] for name, run in runs.items()}
     best = max(accuracies, key=lambda name: accuracies[name])  # the first of equals: the labels alone
     gain = accuracies[best] - accuracies["labels alone"]
-    rows = [(name, f"{value:.2%}", f"{value - accuracies['labels alone']:+.2%}") for name, value in accuracies.items()]
+    rows = [(name, f"{value:.1%}", f"{value - accuracies['labels alone']:+.1%}") for name, value in accuracies.items()]
     verdict = (
-        f"Kept: {best}, {gain:+.2%} on the {setup.source.evaluation.num_examples:,} evaluation images that chose it."
+        f"Kept: {best}, {gain:+.1%} on the {setup.source.evaluation.num_examples:,} evaluation images that chose it."
         if gain > 0.0
         else "Kept: the labels alone, because no run with the images is better on the evaluation images."
     )
@@ -144,7 +144,7 @@ def _probabilities(teacher: Run, setup: Setup, unlabelled: Split) -> np.ndarray:
     found = read_npz(file) if file.is_file() else {}
     # An interrupted student continues with these very numbers.
     if not np.array_equal(found.get("key", 0), key):
-        print(f"The classes of {unlabelled.num_examples:,} images by {teacher.path}:")
+        print(f"{teacher.path} labels {unlabelled.num_examples:,} images:")
         found = {"logits": compute(unlabelled)[0], "key": key, "temperature": np.array(1.0)}
         with contextlib.suppress(UserError):  # all evaluation images are right, so there is nothing to fit
             found["temperature"] = np.array(fit_temperature(*compute(source.evaluation)))

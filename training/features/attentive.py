@@ -5,6 +5,8 @@ training without labels are spread over the patches; their mean says less of the
 training images, for which AIM has a batch normalization without scale and offset.
 """
 
+import math
+
 import keras
 import numpy as np
 from keras import ops
@@ -13,6 +15,7 @@ import keras_vit
 from keras_vit import UserError, ViTConfig
 from training.data.dataset import DataSet, Split
 from training.evaluation.predictors import outputs
+from training.features.extraction import feature_model
 from training.features.probe import splits_of
 from training.options.features import LinearProbeOptions
 
@@ -22,31 +25,28 @@ _BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 128, 1e-2, 1e-4
 
 
 class AttentivePooling(keras.layers.Layer):
-    """Cross-attention of learned queries: tokens (B, N, D) -> the mean of what they gather (B, D)."""
+    """Cross-attention of a learned query: tokens (B, N, D) -> what it gathers (B, D)."""
 
-    def __init__(self, num_heads: int, num_queries: int = 1, **kwargs):
+    def __init__(self, num_heads: int, **kwargs):
         super().__init__(**kwargs)
         self.num_heads = num_heads
-        self.num_queries = num_queries
 
     def build(self, input_shape):
         width = input_shape[-1]
-        self.queries = self.add_weight(
-            (self.num_queries, width), initializer=keras.initializers.RandomNormal(stddev=0.02), name="queries"
-        )
+        initializer = keras.initializers.RandomNormal(stddev=0.02)
+        self.query = self.add_weight((width,), initializer=initializer, name="query")
         self.key, self.value = (self.add_weight((width, width), name=name) for name in ("key", "value"))
 
     def call(self, tokens):
         batch, count, width = ops.shape(tokens)[0], tokens.shape[1], tokens.shape[2]
         size = width // self.num_heads
-        queries = ops.reshape(self.queries, (self.num_queries, self.num_heads, size))
+        query = ops.reshape(self.query, (self.num_heads, size))
         keys, values = (
             ops.reshape(ops.matmul(tokens, kernel), (batch, count, self.num_heads, size))  # (B, N, H, D / H)
             for kernel in (self.key, self.value)
         )
-        logits = ops.einsum("qhd,bnhd->bhqn", queries, keys) * size**-0.5
-        gathered = ops.einsum("bhqn,bnhd->bqhd", ops.softmax(logits), values)
-        return ops.mean(ops.reshape(gathered, (batch, self.num_queries, width)), axis=1)
+        logits = ops.einsum("hd,bnhd->bhn", query, keys) * size**-0.5
+        return ops.reshape(ops.einsum("bhn,bnhd->bhd", ops.softmax(logits), values), (batch, width))
 
 
 def fit_attentive(tokens: np.ndarray, labels: np.ndarray, num_classes: int, num_heads: int, epochs: int) -> keras.Model:
@@ -74,15 +74,11 @@ def attentive_accuracy(model: keras.Model, source: DataSet, options: LinearProbe
     Raises UserError for a model without tokens of patches, and for more images than memory holds.
     """
     assert options.attentive is not None
-    config = keras_vit.config_of(model)
-    if not isinstance(config, ViTConfig) or config.norm_after_pooling:
-        raise UserError("--attentive reads the normalized tokens of the patches, which this model lacks; leave it out.")
-    inside = keras_vit.intermediates(model, ["encoded"])
-    tokens = inside.output["encoded"][:, config.num_prefix_tokens :]
-    backbone = keras.Model(inside.input, tokens)
+    backbone, config = feature_model(model, "patches"), keras_vit.config_of(model)
+    assert isinstance(config, ViTConfig)  # else it has no patches
     splits = splits_of(source).values()
     count = sum(split.num_examples for split in splits)
-    if (size := 4 * count * tokens.shape[1] * tokens.shape[2]) > _MOST:
+    if (size := 4 * count * math.prod(backbone.output_shape[1:])) > _MOST:
         raise UserError(
             f"--attentive keeps all tokens in memory, {size / 2**30:.1f} GiB for {count:,} images; give at "
             f"most {_MOST // 2**30} GiB of them, by --train-split and --eval-split."

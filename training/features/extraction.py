@@ -10,6 +10,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Sequence
+from typing import Literal
 
 import keras
 import numpy as np
@@ -42,6 +43,7 @@ from training.features.store import (
     FeatureDescription,
     FeatureIndex,
     Part,
+    check_same_model,
     part_file,
     read_description,
     write_description,
@@ -87,13 +89,14 @@ def open_extractor(
     return Extractor(feature_model(model, features), preprocessing, features, fingerprint, batch_size)
 
 
-def feature_model(model: keras.Model, features: IndexKind = "pre_logits") -> keras.Model:
+def feature_model(model: keras.Model, features: IndexKind | Literal["patches"] = "pre_logits") -> keras.Model:
     """Return the model up to its features: images -> (B, D).
 
     Args:
         model: built by keras_vit.
         features: pre_logits: what its head reads; joint: what texts are compared with, the output of an image tower; of
-            a Vision Transformer, token: the class token; mean: the mean of its patch tokens; both.
+            a Vision Transformer, token: the class token; mean: the mean of its patch tokens; both; patches: each patch
+            token, (B, N, D).
 
     Raises UserError for a model that does not have them.
     """
@@ -104,24 +107,25 @@ def feature_model(model: keras.Model, features: IndexKind = "pre_logits") -> ker
         result = keras.Model(inside.input, inside.output["pre_logits"])
     else:
         result = _token_model(model, features)
-    if result is None or len(result.output_shape) != 2:
+    if result is None or len(result.output_shape) != (3 if features == "patches" else 2):
         raise UserError(
-            f"This model has no features --features {features}, one vector of an image: joint is for CLIP and SigLIP, "
-            "and token, mean and both are for Vision Transformers with such tokens; give others, or another model."
+            f"This model has no features {features}: joint is for CLIP and SigLIP, and token, mean, both and the "
+            "patches of --attentive are for Vision Transformers with such tokens; give others, or another model."
         )
     return result
 
 
-def _token_model(model: keras.Model, features: IndexKind) -> keras.Model | None:
-    """Return the model up to its normalized tokens, pooled; None if it has no such tokens."""
+def _token_model(model: keras.Model, features: IndexKind | Literal["patches"]) -> keras.Model | None:
+    """Return the model up to its normalized tokens, pooled but for "patches"; None if it has no such tokens."""
     config = keras_vit.config_of(model)
     if not isinstance(config, ViTConfig) or config.norm_after_pooling:
         return None
-    if features != "mean" and not config.has_class_token:
+    if features in ("token", "both") and not config.has_class_token:
         return None
     inside = keras_vit.intermediates(model, ["encoded"])
-    pool = PoolTokens(POOLING[features], config.num_prefix_tokens)
-    return keras.Model(inside.input, pool(inside.output["encoded"]))
+    tokens, prefix = inside.output["encoded"], config.num_prefix_tokens
+    pooled = tokens[:, prefix:] if features == "patches" else PoolTokens(POOLING[features], prefix)(tokens)
+    return keras.Model(inside.input, pooled)
 
 
 def fingerprint_of(model: keras.Model, preprocessing: Preprocessing, features: IndexKind) -> str:
@@ -215,12 +219,8 @@ def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / DESCRIPTION).is_file():
         there = read_description(folder)
-        if (there.fingerprint, there.features) != (description.fingerprint, description.features):
-            what = (
-                f"another model ({there.model}, {there.features}) than {description.model} with these options "
-                f"({description.features}), and features of two models are never mixed"
-            )
-        elif any(getattr(there, name) != getattr(description, name) for name in ("splits", "checksum", "labels")):
+        check_same_model(FeatureIndex(folder, there), description.fingerprint, description.features, description.model)
+        if any(getattr(there, name) != getattr(description, name) for name in ("splits", "checksum", "labels")):
             what = "other images"
         elif there.dtype != description.dtype:
             what = f"the type {there.dtype}, not {description.dtype}"
@@ -248,7 +248,7 @@ def write_features(
             missing += [] if is_there and not others else [(name, number)]
             changed += others
     if changed:
-        print(f"Changed since their features were made: {len(changed):,} images, such as {shown(changed[0])}.")
+        print(f"Changed after their features were computed: {len(changed):,} images, such as {shown(changed[0])}.")
     total = sum(description.splits.values())
     left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
     with Progress("Features", total, done=total - left) as progress:
@@ -375,16 +375,15 @@ def check_finite(values: np.ndarray) -> None:
     bad = int(np.sum(~np.all(np.isfinite(values), axis=-1)))
     if bad:
         raise UserError(
-            f"The features of {bad:,} of {len(values):,} images are not finite numbers; the model's weights "
-            "are broken, or its numbers overflow: inspect it with keras-vit inspect."
+            f"The features of {bad:,} of {len(values):,} images are not finite numbers in {values.dtype}; they are too "
+            "large for float16, or the model's weights are broken: give --dtype float32, or inspect it with keras-vit "
+            "inspect."
         )
 
 
 def as_stored(part: Part, description: FeatureDescription) -> Part:
     """Return the part in the type in which it is stored. Raises UserError for what this cannot hold."""
-    check_finite(part.embeddings)
     with np.errstate(over="ignore"):
         values = part.embeddings.astype(description.dtype)
-    if not np.all(np.isfinite(values)):
-        raise UserError("The features are too large for float16; give --dtype float32 and another --output.")
+    check_finite(values)
     return dataclasses.replace(part, embeddings=values)

@@ -153,7 +153,7 @@ def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int
             f"{enough}."
         )
     if left_out:
-        print(f"No {left_out} shots: the class {names[rarest]!r} has {counts[rarest]} training images.")
+        print(f"Left out: {left_out} shots, because {names[rarest]!r} has only {counts[rarest]} training images.")
     return fitting
 
 
@@ -204,7 +204,7 @@ def _save(run: Run, source: DataSet, options: FewshotOptions, features: FeatureS
     with contextlib.suppress(UserError):  # none left, or no mistake among them
         temperature = fit_temperature(solution.scores(train.values[rest], row["l2"]), train.labels[rest])
     save_linear_model(run, source, options, (kernel / temperature, bias / temperature), row["accuracies"][0])
-    print(f"{options.directory} holds the model of {row['shots']} shots and the first seed.")
+    print(f"{options.directory} contains the model that {row['shots']} shots with the first seed gave.")
 
 
 # Logistic regression
@@ -388,7 +388,8 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     if options.folds is not None:
         measured = results["cross_validation"]
         mean, (low, high) = measured["mean"], measured["interval"]
-        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95% interval {100 * low:.1f} to {high:.1%}.")
+        interval = f"95% interval {100 * low:.1f} to {high:.1%}"
+        print(f"{options.folds}-fold cross-validation on all images: accuracy {mean:.1%} ({interval}).")
     if options.workdir is not None or options.folds is not None:
         note_split(None if options.workdir is None else Run.at(options.workdir), source, run, every)
     return results

@@ -26,7 +26,7 @@ from training.data.sources import open_source
 from training.features.extraction import Extractor, embed_all, listing_of_files, open_extractor
 from training.features.store import NO_SPLIT, FeatureIndex, Images, check_same_model
 from training.options.common import DataOptions
-from training.options.features import LookupOptions, SearchOptions, SimilarOptions
+from training.options.features import IndexKind, LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
 # Rows of one matrix product, and scores in memory at once.
@@ -58,13 +58,8 @@ def similar(index: FeatureIndex, files: Sequence[str], options: SimilarOptions) 
 
 def search(index: FeatureIndex, options: SearchOptions) -> str:
     """Find the images that fit a text; print a table, write the results, and return the path of the best one."""
-    if index.description.features != "joint":
-        raise UserError(
-            f"{options.index} has the features {index.description.features} of {index.description.model}, which no "
-            "text can be compared with; make an index by a checkpoint of CLIP or SigLIP."
-        )
     run = _run_of(index, options)
-    _extractor(index, run)
+    _extractor(index, run, "joint")
     ids = keras_vit.tokenizer(run.name)([options.text])
     embeddings = np.asarray(keras_vit.text_tower(run.name)(ids))
     return _report(index, [options.text], embeddings, options)[0].images.paths[0]
@@ -76,12 +71,12 @@ def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
     return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
 
 
-def _extractor(index: FeatureIndex, run: Run) -> Extractor:
-    """Return the extractor of the features of an index. Raises UserError if the model is another one now."""
+def _extractor(index: FeatureIndex, run: Run, features: IndexKind | None = None) -> Extractor:
+    """Return the extractor of the features of an index. Raises UserError if the model, or the kind, is another one."""
     preprocessing = run.preprocessing
     if (resize := index.description.settings["resize"]) is not None:
         preprocessing = preprocessing.with_resize(resize, None)
-    extractor = open_extractor(run.model, preprocessing, index.description.features, _BATCH)
+    extractor = open_extractor(run.model, preprocessing, features or index.description.features, _BATCH)
     check_same_model(index, extractor.fingerprint, extractor.features, run.name)
     return extractor
 

@@ -33,12 +33,10 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
     if not options.images:
         return False
     if options.saved_features:
-        values, probabilities = _saved(options.images[0])
+        values, probabilities = _saved(options.images[0], len(summary.mean))
     else:
         part, values, probabilities = _outputs(run, listing_of_files(files), NO_SPLIT, options.batch_size)
         names += part.paths
-    if values.shape[1] != len(summary.mean):
-        raise UserError(f"These features have {values.shape[1]} numbers, and the model's {len(summary.mean)}.")
     drift = compare(summary, values, probabilities, options.false_alarms)
     sentences = _sentences(drift, summary, run.labels)
     print(*sentences, sep="\n")
@@ -91,10 +89,11 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
         if checksum in (0, summary.model_checksum):
             return summary
     known = options.source.settings() if options.source.data else run.settings.get("source")
-    if run.directory is None or not isinstance(known, dict):
-        raise UserError(f"{run.name} has no {MONITOR}; make it with keras-vit monitor, the run and its --data.")
-    if run.is_multi_label:
-        raise UserError(f"{run.name} gives an image several classes; keras-vit monitor is for one class each.")
+    if run.directory is None or run.is_multi_label or not isinstance(known, dict):
+        raise UserError(
+            f"{run.name} has no {MONITOR}; make it with keras-vit monitor, a run for images of one class each and its "
+            "--data."
+        )
     source = open_source(DataOptions.of_settings(known))
     part, values, probabilities = _outputs(run, listing_of_data(source), "test", options.batch_size)
     number_of = {name: number for number, name in enumerate(run.labels or source.labels)}
@@ -115,13 +114,14 @@ def _outputs(run: Run, listing: Listing, split: str, batch_size: int) -> tuple[P
     return part, values, dataclasses.replace(run.scoring(), promise=None).probabilities(logits)
 
 
-def _saved(path: str) -> tuple[np.ndarray, np.ndarray]:
+def _saved(path: str, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the features (n, D) and probabilities (n, K) that a program saved from a served model."""
     arrays = read_npz(path)
     both = [arrays[name] for name in ("features", "probabilities") if name in arrays]
     are_right = all(array.ndim == 2 and array.dtype.kind == "f" and np.isfinite(array).all() for array in both)
-    if len(both) < 2 or not are_right or len(both[0]) != len(both[1]):
+    if len(both) < 2 or not are_right or len(both[0]) != len(both[1]) or both[0].shape[1] != width:
         raise UserError(
-            f"{path} must have the arrays features (n, D) and probabilities (n, K), finite numbers of the same images."
+            f"{path} must have the arrays features (n, {width}) and probabilities (n, K), finite numbers of the same "
+            "images."
         )
     return both[0].astype(np.float32), both[1].astype(np.float64)

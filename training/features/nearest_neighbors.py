@@ -33,7 +33,7 @@ def knn(run: Run, source: DataSet, options: KnnOptions) -> list[dict]:
     count = len(features.train.labels)
     fitting = [number for number in options.neighbors if number <= count] or [count]
     if left_out := [str(number) for number in options.neighbors if number > count]:
-        print(f"Not {' or '.join(left_out)} neighbors: there are {count:,} training images.")
+        print(f"Left out: {' and '.join(left_out)} neighbors, because there are only {count:,} training images.")
     rows = nearest_neighbors(
         features.train, features.evaluation, len(features.names), neighbors=fitting, temperature=options.temperature
     )
@@ -82,7 +82,7 @@ class WatchFeatures(keras.callbacks.Callback):
         if self._file.is_file():  # what was measured behind the checkpoint is measured again
             self._measurements = [row for row in json.loads(self._file.read_text()) if row["step"] <= self._step]
         if not self._measurements:
-            self._measure("before")
+            self._measure("before training")
 
     def on_epoch_end(self, epoch, logs=None):
         if self._every is not None and (epoch + 1) % self._every == 0:
@@ -93,17 +93,17 @@ class WatchFeatures(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         if self._measurements[-1]["step"] != self._step:
-            self._measure("after")
+            self._measure("after training")
         before, last = self._measurements[0], self._measurements[-1]
         if self._is_worse():
             best = self._best()
             if self._best_file.is_file():
                 for variable, value in zip(self._variables(), read_npz(self._best_file).values(), strict=True):
                     variable.assign(value)
-            print(f"Kept: the weights {best['when']}, with {best['accuracy']:.1%} by {_NEIGHBORS} nearest neighbors.")
+            print(f"Kept the best weights ({best['when']}): {best['accuracy']:.1%}.")
         self._best_file.unlink(missing_ok=True)
         print(
-            f"Features by {_NEIGHBORS} nearest neighbors: {before['accuracy']:.1%} before, {last['accuracy']:.1%} last."
+            f"Accuracy of {_NEIGHBORS} nearest neighbors: {before['accuracy']:.1%} before, {last['accuracy']:.1%} now."
         )
 
     @property
@@ -116,7 +116,7 @@ class WatchFeatures(keras.callbacks.Callback):
         (row,) = nearest_neighbors(train, evaluation, self._classes, neighbors=[min(_NEIGHBORS, len(train.labels))])
         row |= {"step": self._step, "when": when}
         self._measurements.append(row)
-        print(f"Features {when}: {row['accuracy']:.1%} by {row['neighbors']} nearest neighbors.")
+        print(f"Accuracy of {row['neighbors']} nearest neighbors, {when}: {row['accuracy']:.1%}.")
         if self._best() is row:
             write_npz(self._best_file, {f"{i:05d}": np.array(v) for i, v in enumerate(self._variables())})
         write_text(self._file, json.dumps(self._measurements, indent=2) + "\n")

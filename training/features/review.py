@@ -41,12 +41,14 @@ def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:
     write_text(page, contents.page())
     copies, wrong, num_labels = findings.copies, len(findings.wrong_labels), len(findings.suggested)
     in_two = sum(len({index.images.splits[row] for row in group}) > 1 for group in copies)
-    print(f"Copies: {len(copies):,} groups of equal or nearly equal images, {in_two:,} of them in two splits.")
+    print(f"Groups of equal or nearly equal images: {len(copies):,}, of which {in_two:,} are in two splits.")
     if num_labels:
         print(f"Suspicious labels: {wrong:,} of {num_labels:,} ({wrong / num_labels:.1%}).")
-    print(f"Unlike all others: {len(findings.odd):,}.")
+    print(f"Images unlike all others: {len(findings.odd):,}.")
     for overlap in findings.overlaps[:3]:
-        print(f"Overlap: {' and '.join(overlap.names)}, {overlap.confused:.1%} with the label of the other.")
+        print(
+            f"Classes that overlap: {' and '.join(overlap.names)}; {overlap.confused:.1%} have the label of the other."
+        )
     print(f"Open {page} in a browser; the decisions are in {decisions}.")
     data = (index.description.data or {}).get("data", "")
     if data.startswith(("folder:", "csv:")):

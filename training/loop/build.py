@@ -8,13 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError
+from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import dtype_policy
-from keras_vit.models.config import DetectionConfig, SegmentationConfig, with_rates
+from keras_vit.models.config import DetectionConfig, SegmentationConfig, TaskConfig, with_rates
 from keras_vit.models.detection import CLASSES, max_overlap_of, with_classes
 from keras_vit.models.layers import TokenDense, no_init_weights
+from keras_vit.run import Run
 from training.loop.devices.jax_devices import assign_whole, whole
 from training.loop.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
@@ -30,6 +31,15 @@ from training.objectives.self_distillation import SelfDistillation
 from training.options.common import Execution
 from training.recipes.dense import DetectRecipe, SegmentRecipe
 from training.recipes.recipe import HEADS, PretrainRecipe, PseudoLabelRecipe, Recipe
+
+
+def encoder_of(run: Run) -> tuple[keras.Model, ViTConfig, TaskConfig | None]:
+    """Return a model that a new head is put on, its config and its task; refuse all but Vision Transformers."""
+    check_unchanged(run.model, "give the model from before the change")
+    config = keras_vit.config_of(run.model)
+    if not isinstance(config, ViTConfig):
+        raise UserError(f"{run.name} has no patch tokens for the new head to read; give a Vision Transformer.")
+    return run.model, config, keras_vit.task_of(run.model)
 
 
 def build_trainer(

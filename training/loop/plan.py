@@ -148,8 +148,8 @@ def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:
     schedule = recipe.schedule
     if schedule.warmup_steps >= num_steps:
         print(
-            f"The warm-up of {schedule.warmup_steps:,} steps is not shorter than the run of {num_steps:,}; it takes "
-            f"{num_steps // 10:,} instead."
+            f"The warm-up of {schedule.warmup_steps:,} steps is not shorter than the run of {num_steps:,}, so it is "
+            f"shortened to {num_steps // 10:,}."
         )
         schedule = dataclasses.replace(schedule, warmup_steps=num_steps // 10)
     left = num_steps - schedule.warmup_steps
@@ -164,7 +164,7 @@ def print_summary(plan: Plan, network: keras.Model) -> None:
     recipe, data, labels = plan.recipe, plan.data, plan.data.labels
     print(
         f"{plan.settings['recipe_name']}: {network.count_params():,} parameters, {data.train.num_examples:,} training "
-        f"images of {len(labels)} classes, {data.evaluation.num_examples:,} evaluation images, "
+        f"images of {len(labels)} class{'es' * (len(labels) > 1)}, {data.evaluation.num_examples:,} evaluation images, "
         f"{plan.num_steps:,} steps of {recipe.batch_size}."
     )
     shown, more = ", ".join(label[:60] for label in labels[:_SHOWN_CLASSES]), len(labels) - _SHOWN_CLASSES
@@ -174,7 +174,7 @@ def print_summary(plan: Plan, network: keras.Model) -> None:
     if (weights := plan.class_weights) is not None:
         least, most = int(weights.argmin()), int(weights.argmax())
         ends = f"{weights[least]:.2f} ({labels[least]}) to {weights[most]:.2f} ({labels[most]})"
-        print(f"Class weights: {ends}, 1 on average over the images.")
+        print(f"Class weights: {ends}; the mean over all images is 1.")
     is_own_folder = plan.options.source.data.startswith(("folder:", "csv:"))
     is_evened = recipe.balance or recipe.class_weights
     if is_own_folder and data.train.labels is not None and not is_evened and recipe.uses_labels:

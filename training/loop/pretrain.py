@@ -58,4 +58,4 @@ def _fill(model: keras.Model, start: keras.Model, name: str) -> None:
             new.append(key.rpartition("/")[0])
     layers = list(dict.fromkeys(new))
     more = f" and {len(layers) - 4} more" if len(layers) > 4 else ""
-    print(f"Begins with the {len(values)} arrays of {name}; new layers: {', '.join(layers[:4]) or 'none'}{more}.")
+    print(f"Starts from the {len(values)} arrays of {name}; new layers: {', '.join(layers[:4]) or 'none'}{more}.")

@@ -115,7 +115,7 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     )
     if len(held_out) + 1 < 1.0 / options.false_alarms:
         print(
-            f"{len(held_out)} held-out parts are too few for a share of {options.false_alarms:.0%}: the threshold is "
+            f"{len(held_out)} held-out parts are too few for {options.false_alarms:.0%} false alarms: the threshold is "
             "their largest score; add images of good parts."
         )
     return detector

@@ -146,7 +146,7 @@ def auto_finetune_reasons(facts: DataFacts, recipe: Recipe, used: Recipe) -> lis
         reasons.append(_PAD_REASON)
     if "steps" in stays:
         reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {facts.num_examples:,} images, but 100 to 10,000.")
-    changes = ["random windows"] if "inception_crop" in stays else []
+    changes = ["random crops"] if "inception_crop" in stays else []
     changes += [cli.as_typed(_FLIPS.format("finetune --recipe auto"))] if "flip" in stays else []
     return [*reasons, f"Augmentation: {' and '.join(changes)}."] if changes else reasons
 

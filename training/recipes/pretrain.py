@@ -290,8 +290,7 @@ def _deit3_like() -> PretrainRecipe:
     images, because LAMB's rate of 4e-3 does not carry over. LayerScale and repeated augmentation are missing; mixed
     images are labeled by shares, not ones; random windows have 5 to 100% of the area, not 8 to 100%.
     """
-    model = MODELS["ViT-S_16"]
-    assert isinstance(model, ViTConfig)
+    model = _vit("ViT-S_16")
     return PretrainRecipe(
         model=dataclasses.replace(model, gelu="erf", stochastic_depth_rate=0.05), image_size=(224, 224), epochs=800,
         batch_size=2048, learning_rate=5e-4 * 2048 / 512, schedule=Schedule("cosine", 5 * (1_281_167 // 2048)),
@@ -313,8 +312,7 @@ def _masked_autoencoder() -> PretrainRecipe:
 
     The paper's beta2 is 0.95, its crops have 20 to 100% of the area; here they are 0.999 and 5 to 100%.
     """
-    model = MODELS["MAE-B_16"]
-    assert isinstance(model, ViTConfig)
+    model = _vit("MAE-B_16")
     return PretrainRecipe(
         model=dataclasses.replace(model, position_embedding="sincos-2d"), image_size=(224, 224),
         target="patch-normalized-pixels", corruption=0.75, decoder_layers=8, epochs=800, batch_size=4096,
@@ -329,8 +327,7 @@ def _aim() -> PretrainRecipe:
     The paper's models have 0.6 to 7 billion parameters and patches of 14 pixels; its beta2 is 0.95 and its crops have
     40 to 100% of the area, here 0.999 and 5 to 100%.
     """
-    model = MODELS["ViT-S_16"]
-    assert isinstance(model, ViTConfig)
+    model = _vit("ViT-S_16")
     return PretrainRecipe(
         model=dataclasses.replace(model, gelu="erf", classifier="gap", position_embedding="sincos-2d"),
         image_size=(224, 224), target="next-patch", decoder_layers=12, decoder_width=2048, steps=500_000,
@@ -346,8 +343,7 @@ def _dino() -> PretrainRecipe:
     differ from the paper's in strength and in that both large crops have the same. The official code clips the gradient
     of each weight by itself, here all are clipped together.
     """
-    model = MODELS["ViT-S_16"]
-    assert isinstance(model, ViTConfig)
+    model = _vit("ViT-S_16")
     return PretrainRecipe(
         model=dataclasses.replace(model, gelu="erf", stochastic_depth_rate=0.1), image_size=(224, 224),
         target="self-distillation", ema_decay=0.996, epochs=300, batch_size=1024, learning_rate=5e-4 * 1024 / 256,

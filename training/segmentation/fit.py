@@ -4,13 +4,13 @@ import dataclasses
 
 import keras
 
-import keras_vit
-from keras_vit import UserError, ViTConfig, preprocessing_of, task_of
-from keras_vit.checkpoints.load import check_unchanged, fill_from
+from keras_vit import UserError, preprocessing_of
+from keras_vit.checkpoints.load import fill_from
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.run import Run
 from training.data.dense import SceneBatches
+from training.loop.build import encoder_of
 from training.loop.plan import Setup
 from training.loop.train import run_training
 from training.options.dense import SegmentFitOptions
@@ -53,11 +53,7 @@ def segmenter_to_train(
 
     With the linear head, nothing else is trained.
     """
-    model, recipe = backbone.model, options.recipe
-    check_unchanged(model, "give the model from before the change")
-    config, own = keras_vit.config_of(model), task_of(model)
-    if not isinstance(config, ViTConfig):
-        raise UserError(f"{backbone.name} has no patch tokens to segment by; give a Vision Transformer.")
+    recipe, (model, config, own) = options.recipe, encoder_of(backbone)
     task: SegmentationConfig | LinearSegmentationConfig
     if recipe.head == "linear":
         task = LinearSegmentationConfig(num_classes, recipe.blocks)

@@ -126,7 +126,7 @@ def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -
     of_file = {file: composed(file.stem) for file in sorted(annotations.glob("*.xml"))}
     check_names({name: file for file, name in of_file.items()}, images, places[0])
     if others := images.keys() - set(of_file.values()):
-        print(f"Left out, since no .xml annotates them: {len(others)} images such as {images[min(others)].name}.")
+        print(f"Left out, because they have no .xml: {len(others):,} images, such as {images[min(others)].name}.")
     check_inside([*of_file, *map(images.__getitem__, of_file.values())], folder, folder, allow_outside)
     return boxed_images([_voc_image(file, images[name]) for file, name in of_file.items()], folder)
 
@@ -239,7 +239,7 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     _report(wrong, options.bad_boxes, len(boxes))
     train, evaluation = train_and_val(checked, options)
     if both := {image.file for image in train} & {image.file for image in evaluation}:
-        print(f"{len(both)} of the evaluation images are also trained on, which flatters the detector.")
+        print(f"Warning: training also uses {len(both):,} of the evaluation images, so the results are too good.")
     return BoxData(labels, train, evaluation, "val" in checked, options.kind)
 
 
@@ -261,7 +261,7 @@ def _without_repeats(splits: Mapping[str, Sequence[BoxedImage]]) -> dict[str, li
             if count := len(image.boxes) - len(other.boxes):
                 repeated[str(image.file)] = repeated.get(str(image.file), 0) + count
     if repeated:
-        print(f"{sum(repeated.values())} rows repeat another one, such as of {min(repeated)}; they count once.")
+        print(f"Repeated rows count once: {sum(repeated.values()):,}, such as one of {min(repeated)}.")
     return kept
 
 
@@ -330,4 +330,4 @@ def _report(wrong: Mapping[str, list[str]], mode: BadBoxes, count: int) -> None:
                 "without area, class or unit"
             )
         raise UserError(f"Of {count:,} boxes, {listed}; {advice}.")
-    print(f"Of {count:,} boxes, cut, sorted or left out: {listed}.")
+    print(f"Corrected or left out, of {count:,} boxes: {listed}.")

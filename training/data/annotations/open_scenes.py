@@ -209,7 +209,7 @@ def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[in
             f"{path / LABELS} names classes that occur in no training mask: {shown}; correct the masks, whose values "
             "should be the numbers of the names from 0 on, or remove the names."
         )
-    print(f"No training image has {len(absent)} of the {len(labels)} classes: {shown}.")
+    print(f"Warning: {len(absent)} of the {len(labels)} classes are in no training image: {shown}.")
 
 
 def _split(scenes: Sequence[Scene], task: SegmentationTask, facts: Mapping[str, _Facts]) -> Split:
