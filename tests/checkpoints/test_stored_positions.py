@@ -105,7 +105,8 @@ def test_the_input_size_of_a_timm_folder_decides_where_it_agrees_with_a_square_t
     shutil.move(file, tmp_path / "folder" / "model.safetensors")
     config = {"architecture": "deit3_small_patch16_224", "model_args": {"num_heads": 2, "init_values": None}}
     write_json(tmp_path / "folder" / "config.json", config | {"pretrained_cfg": {"input_size": [3, 40, 40]}})
-    assert not keras_vit.describe(tmp_path / "folder").config.prefix_positions
+    model = keras_vit.from_checkpoint(tmp_path / "folder", image_size=(32, 48))
+    assert not keras_vit.config_of(model).prefix_positions
 
 
 def test_rotary_positions_are_not_loaded_into_a_model_without_them():
