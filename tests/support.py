@@ -87,7 +87,11 @@ def run_demo(directory: pathlib.Path, epochs: int) -> None:
 
 def others_slow(values: Iterable[Any], *fast: Any) -> list[Any]:
     """Return the values of a parameter; those but some fast ones are for the slow tests."""
-    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    slow = pytest.mark.slow
+    return [
+        value if value in fast else pytest.param(*value if isinstance(value, tuple) else (value,), marks=slow)
+        for value in values
+    ]
 
 
 def replaced(command: Sequence[str], *options: str) -> list[str]:

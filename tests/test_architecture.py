@@ -2,11 +2,13 @@
 
 import ast
 import graphlib
+import importlib
 import json
 import pathlib
 import subprocess
 import sys
 
+import keras
 import pytest
 
 import keras_vit.inspection
@@ -139,14 +141,19 @@ def test_every_module_has_a_docstring(path):
 
 
 def test_packages_have_all_their_names_and_import_keras_only_for_them():
+    """Keras knows all layers of saved models as soon as it is imported."""
     packages = {package.__name__: package for package in (keras_vit, keras_vit.inspection)}
     code = f"import sys, json, {', '.join(packages)}\nlisted = {{name: dir(eval(name)) for name in {[*packages]}}}\n"
     code += "before, names = 'keras' in sys.modules, {name: {} for name in listed}\n"
+    code += "import keras; known = list(keras.saving.get_custom_objects())\n"
     code += "for name in listed: exec(f'from {name} import *', names[name])\n"
-    code += "print(json.dumps([before, listed, {name: list(found) for name, found in names.items()}]))"
+    code += "print(json.dumps([before, known, listed, {name: list(found) for name, found in names.items()}]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    before, listed, names = json.loads(done.stdout)
+    before, known, listed, names = json.loads(done.stdout)
     assert not before
+    importlib.import_module("keras_vit.text.tower")
+    registered = keras.saving.get_custom_objects().items()
+    assert {*known} == {name for name, kind in registered if kind.__module__.startswith("keras_vit.")} != set()
     for name, package in packages.items():
         assert set(package.__all__) <= set(listed[name])
         assert {*package.__all__, "__builtins__"} == set(names[name])

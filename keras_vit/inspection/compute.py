@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.checkpoints.describe import official_name
-from keras_vit.errors import UserError, refuse_first
+from keras_vit.errors import UserError, check_choice, refuse_first
 from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import FIGURES, analysis
@@ -213,12 +213,8 @@ def _check_finite(arrays: dict[str, np.ndarray]) -> None:
 
 def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[str, ...]:
     exist = available_figures(model)
-    missing = [figure for figure in figures or () if figure not in exist]
-    if missing:
-        without = "no attention" if {*missing} & {*ATTENTION_FIGURES} else "no layer for it"
-        raise UserError(
-            f"The model has no figure {missing[0]!r} because it has {without}; available figures: {', '.join(exist)}."
-        )
+    for figure in figures or ():
+        check_choice("A figure of this model", figure, exist)
     return exist if figures is None else tuple(figure for figure in exist if figure in figures)
 
 
