@@ -23,6 +23,7 @@ import PIL.Image
 import pytest
 import safetensors.numpy
 
+import keras_vit
 from keras_vit import ResNetConfig, ViTConfig
 from keras_vit.cli import parser
 from keras_vit.files import remote, transfer
@@ -177,6 +178,12 @@ def options_of(main: Callable[[Sequence[str]], object], words: Sequence[str]) ->
         patch.setattr(parser, "options_from", parse_and_stop)
         main(words)
     return stopped.value.args[0]
+
+
+@functools.cache
+def loaded(path: pathlib.Path, **options) -> keras.Model:
+    """The model of a golden file, built once for all tests that change nothing of it."""
+    return keras_vit.from_checkpoint(path, **options)
 
 
 def randomize(model: keras.Model) -> keras.Model:
