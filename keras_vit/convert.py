@@ -53,13 +53,8 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit.checkpoints.checkpoint import LoadOptions
     from keras_vit.checkpoints.save import convert
 
-    options = LoadOptions(
-        image_size=parsed.image_size,
-        num_classes=parsed.num_classes,
-        num_heads=parsed.num_heads,
-        gelu=parsed.gelu,
-        num_groups=parsed.num_groups,
-    )
+    names = ("image_size", "num_classes", "num_heads", "gelu", "num_groups")
+    options = LoadOptions(**{name: getattr(parsed, name) for name in names})
     if parsed.two_towers:
         from keras_vit.text.save import convert_two_towers
 

@@ -50,6 +50,19 @@ def _exact_on_a_gpu():
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _graphs_as_traced(request):
+    """To optimize the graph of a short training takes longer than its steps; the demo and the exports do it."""
+    if request.path.parent.name not in ("loop", "objectives"):
+        yield
+        return
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 @pytest.fixture(autouse=True)
 def _op_determinism_ends_with_the_test():
     """`--deterministic` holds for a process, and XLA is not used with it; there is no public way back."""
@@ -146,11 +159,12 @@ def _tiny_model() -> keras.Model:
 
 @pytest.fixture(name="demo_place", scope="session")
 def _demo_place(tmp_path_factory) -> pathlib.Path:
-    """A directory in which the demo has run, with a twentieth of its epochs."""
+    """A directory in which the demo has run, with half of its blocks and a twentieth of its epochs."""
     directory = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:  # in this process, which has imported everything
         patch.chdir(directory)
-        patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], epochs=4))
+        model = dataclasses.replace(RECIPES["digits"].model, num_layers=2)
+        patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], model=model, epochs=4))
         demo.main([])
     return directory
 
@@ -160,7 +174,7 @@ def _upstream(tmp_path_factory) -> Run:
     """A finished run of a tiny model on the digits, to start from."""
     from training.loop.pretrain import pretrain  # not for those who need no TensorFlow
 
-    model = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+    model = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     recipe = dataclasses.replace(
         RECIPES["digits"], model=model, epochs=2, batch_size=200, schedule=Schedule(warmup_steps=2)
     )
