@@ -8,6 +8,7 @@ from keras_vit.checkpoints.find import official_names, parse_hub_name
 from keras_vit.models.complexity import costs
 from keras_vit.published import find_models, upstream_checkpoint
 from tests.models.test_models import COUNTS
+from tests.support import others_slow
 
 
 def test_a_wildcard_fits_in_any_case():
@@ -25,7 +26,7 @@ def test_every_model_has_its_parameters_and_a_family_of_its_own():
     assert found["ViT-B_16"].millions == pytest.approx(86.6, abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["testing", "ViT-Ti_16", "BiT-R50x1", "DeiT3-S_16"])
+@pytest.mark.parametrize("name", ["testing", *others_slow(["ViT-Ti_16", "BiT-R50x1", "DeiT3-S_16"])])
 def test_the_multiply_adds_are_those_of_the_built_models(name):
     (model,) = (each for each in find_models() if each.name == name)
     counted = costs(keras_vit.MODELS[name], (model.pixels, model.pixels)).multiply_adds / 1e9

@@ -173,7 +173,7 @@ def test_an_incomplete_detector_is_refused(key, tmp_path):
 
 def test_texts_as_classes_of_images_are_refused_for_a_detector(tmp_path):
     embeddings = np.eye(2, 32, dtype=np.float32)
-    with pytest.raises(UserError, match="is a detector, whose texts are for boxes"):
+    with pytest.raises(UserError, match="boxes, for which keras_vit.with_classes"):
         with_text_head(TASKS / "hf_owlvit", None, embeddings, None)
 
 
