@@ -1,7 +1,8 @@
-"""A process that reads damaged files: `python -m tests.fuzz READER COUNT`. It has 2 GB, and 20 seconds for each file.
+"""A process that reads damaged files: `python -m tests.fuzz READER=COUNT ...`.
 
-Each file is one that the program writes, changed at some places. It must end in a result or in an exception that the
-reader declares: no other exception, no crash, no time or memory without end.
+It has 2 GB, and 20 seconds for each file. Each file is one that the program writes, changed at some
+places. It must end in a result or in an exception that the reader declares: no other exception, no crash, no time or
+memory without end.
 """
 
 import functools
@@ -126,8 +127,8 @@ def features(folder: pathlib.Path) -> list[Case]:
     return [(whole[file], functools.partial(read_with_the_others, file=file)) for file in files]
 
 
-def main(reader: str, count: int) -> None:
-    """Read `count` damaged files of each kind."""
+def main(counts: dict[str, int]) -> None:
+    """Read so many damaged files of each kind of the readers."""
 
     def late(*_: object) -> None:
         os.write(2, b"a file takes more than 20 seconds\n")
@@ -135,14 +136,16 @@ def main(reader: str, count: int) -> None:
 
     signal.signal(signal.SIGALRM, late)
     with tempfile.TemporaryDirectory() as place:
-        cases = {
+        folder = pathlib.Path(place)
+        readers = {
             "images": images,
-            "tokenizers": lambda: tokenizers(pathlib.Path(place)),
-            "keras": lambda: keras_files(pathlib.Path(place)),
-            "features": lambda: features(pathlib.Path(place)),
-        }[reader]()
+            "tokenizers": lambda: tokenizers(folder),
+            "keras": lambda: keras_files(folder),
+            "features": lambda: features(folder),
+        }
+        cases = [(case, count) for reader, count in counts.items() for case in readers[reader]()]
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        for data, read in cases:
+        for (data, read), count in cases:
             read(data)
             read_edited(data, read, count)
 
@@ -167,4 +170,4 @@ def read_edited(data: bytes, read: Callable[[bytes], object], count: int) -> Non
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main({reader: int(count) for reader, count in (word.split("=") for word in sys.argv[1:])})

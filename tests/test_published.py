@@ -7,8 +7,8 @@ from keras_vit import UserError
 from keras_vit.checkpoints.find import official_names, parse_hub_name
 from keras_vit.models.complexity import costs
 from keras_vit.published import find_models, upstream_checkpoint
-from tests.models.test_families import COUNTS
-from tests.models.test_models import OFFICIAL_COUNTS
+from tests.models.test_models import COUNTS
+from tests.support import others_slow
 
 
 def test_a_wildcard_fits_in_any_case():
@@ -26,7 +26,7 @@ def test_every_model_has_its_parameters_and_a_family_of_its_own():
     assert found["ViT-B_16"].millions == pytest.approx(86.6, abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["testing", "ViT-Ti_16", "BiT-R50x1", "DeiT3-S_16"])
+@pytest.mark.parametrize("name", ["testing", *others_slow(["ViT-Ti_16", "BiT-R50x1", "DeiT3-S_16"])])
 def test_the_multiply_adds_are_those_of_the_built_models(name):
     (model,) = (each for each in find_models() if each.name == name)
     counted = costs(keras_vit.MODELS[name], (model.pixels, model.pixels)).multiply_adds / 1e9
@@ -39,11 +39,9 @@ def test_every_official_checkpoint_belongs_to_one_model():
     assert {name for name in listed if parse_hub_name(name) is None} == set(official_names())
 
 
-@pytest.mark.parametrize("counts", [OFFICIAL_COUNTS, COUNTS], ids=["official", "families"])
-def test_the_parameters_are_those_of_the_built_models(counts):
+def test_the_parameters_are_those_of_the_built_models():
     models = {model.name: model for model in find_models()}
-    for name, values in counts.items():
-        parameters = values[-1] if counts is COUNTS else values[0]
+    for name, (_, _, parameters) in COUNTS.items():
         assert models[name].millions == pytest.approx(parameters / 1e6, abs=0.051), name
 
 

@@ -39,7 +39,7 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
 
     A download is kept only if it begins like a file of its type, not like an HTML page, and has the MD5 or SHA-256 that
     Google Cloud Storage or Hugging Face publishes of it. Other servers publish none. A cached file is used if its
-    size and SHA-256 are those in the .json file beside it. Concurrent callers each download a complete file.
+    SHA-256 is that in the .json file beside it. Concurrent callers each download a complete file.
 
     Args:
         name: existing file or folder; https://…, gs://bucket/object or another path that TensorFlow can read; official
@@ -241,17 +241,13 @@ def _fetch(address: str, cache: pathlib.Path) -> pathlib.Path:
         sha256 = download_file(address, path)
         _write_metadata(metadata_file, address, path.stat().st_size, sha256, downloaded=True)
         return path
-    metadata, size = _read_metadata(metadata_file), path.stat().st_size
-    if metadata is None:  # of a file that the user put there
-        _write_metadata(metadata_file, address, size, sha256_of(path), downloaded=False)
+    if (metadata := _read_metadata(metadata_file)) is None:  # of a file that the user put there
+        _write_metadata(metadata_file, address, path.stat().st_size, sha256_of(path), downloaded=False)
         return path
-    problem = f"be {metadata['size']} bytes, but is {size}" if metadata["size"] != size else ""
-    if not problem and (sha256 := sha256_of(path)) != metadata["sha256"]:
-        problem = f"have the SHA-256 {metadata['sha256']}, but has {sha256}"
-    if problem:
+    if (sha256 := sha256_of(path)) != metadata["sha256"]:
         raise UserError(
-            f"{path} should {problem}; delete it to download it again, or delete {metadata_file.name} to use it as it "
-            "is."
+            f"{path} should have the SHA-256 {metadata['sha256']}, but has {sha256}; delete it to download it again, "
+            f"or delete {metadata_file.name} to use it as it is."
         )
     return path
 
@@ -261,7 +257,7 @@ def _read_metadata(path: pathlib.Path) -> dict[str, Any] | None:
         metadata = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return metadata if isinstance(metadata, dict) and {"size", "sha256"} <= metadata.keys() else None
+    return metadata if isinstance(metadata, dict) and "sha256" in metadata else None
 
 
 def _write_metadata(metadata_file: pathlib.Path, address: str, size: int, sha256: str, *, downloaded: bool) -> None:

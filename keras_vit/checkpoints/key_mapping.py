@@ -163,37 +163,41 @@ def packed_mlp(layer: str, key: str) -> tuple[Rule, Rule]:
 def block_rules(
     layer: str,
     norms: tuple[str, str],
-    attention: tuple[str, ...],
-    mlp: Sequence[str],
+    attention: tuple[str, ...] | Mapping[str, str],
+    mlp: Sequence[str] | Mapping[str, str],
     scales: str = "",
     to: str = BLOCK,
+    *,
+    dense: Callable[[str, str], tuple[Rule, ...]] = dense,
+    norm: Callable[[str, str], tuple[Rule, ...]] = norm,
 ) -> tuple[Rule, ...]:
-    """The rules of an encoder block in PyTorch.
+    """The rules of an encoder block, by default in PyTorch.
 
     Args:
         layer: beginning of its keys.
         norms: keys of the two norms, behind it; likewise the others.
         attention: of query, key, value and output; or where the first three are one array what is before "weight" and
-            "bias", and the output.
-        mlp: of the two layers; of a gated MLP value, output and gate.
+            "bias", and the output; or some by name.
+        mlp: of the two layers; of a gated MLP value, output and gate; or some by name.
         scales: of the factors of both branches, with {n} for 1 and 2; empty without them.
         to: beginning of the names of its weights.
+        dense, norm: the rules of a layer by its name and key, in the library.
     """
-    first = f"{to}MultiHeadDotProductAttention_1/"
-    inputs = tuple(f"{first}{part}" for part in QKV)
-    if len(attention) == 2:
-        projections: tuple[Rule, ...] = fused(inputs, f"{layer}{attention[0]}weight", f"{layer}{attention[0]}bias")
-    else:
-        projections = tuple(
-            rule for name, key in zip(inputs, attention, strict=False) for rule in dense(name, layer + key)
-        )
-    layers = zip(("Dense_0", "Dense_1", "gate"), mlp, strict=False)
+    first, packed = f"{to}MultiHeadDotProductAttention_1/", tuple[Rule, ...]()
+    if isinstance(attention, tuple) and len(attention) == 2:
+        key = f"{layer}{attention[0]}"
+        packed = fused(tuple(f"{first}{part}" for part in QKV), f"{key}weight", f"{key}bias")
+        attention = {"out": attention[1]}
+    if not isinstance(attention, Mapping):
+        attention = dict(zip((*QKV, "out"), attention, strict=True))
+    if not isinstance(mlp, Mapping):
+        mlp = dict(zip(("Dense_0", "Dense_1", "gate"), mlp, strict=False))
     return (
         *norm(f"{to}LayerNorm_0", layer + norms[0]),
-        *projections,
-        *dense(f"{first}out", layer + attention[-1]),
+        *packed,
+        *(rule for name, key in attention.items() for rule in dense(f"{first}{name}", layer + key)),
         *norm(f"{to}LayerNorm_2", layer + norms[1]),
-        *(rule for name, key in layers for rule in dense(f"{to}MlpBlock_3/{name}", layer + key)),
+        *(rule for name, key in mlp.items() for rule in dense(f"{to}MlpBlock_3/{name}", layer + key)),
         *(Rule((f"{to}LayerScale_{n}/scale",), f"{layer}{scales.format(n=n + 1)}") for n in (0, 1) if scales),
     )
 

@@ -7,6 +7,7 @@ Dropout or another class of dense layer changes nothing, another pooling does.
 
 import concurrent.futures
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -252,11 +253,28 @@ def changed_layer(model: keras.Model) -> str | None:
     model_spec(model)  # raises UserError for a model of others
     if has_own_call(model):
         return model.name
-    blueprint, values = Blueprint.of(model), values_by_key(model)
+    blueprint, values = dataclasses.replace(Blueprint.of(model), classes=None, name=None), values_by_key(model)
+    name = _first_difference(model, *_described(blueprint))
+    return None if name is None or (blueprint.task is None and _same_outputs(model, values, blueprint)) else name
+
+
+@functools.lru_cache(maxsize=16)
+def _described(blueprint: Blueprint) -> tuple[dict, dict[str, dict[str, Any]]]:
+    """The config of a model as it is built; by layer its attributes: plain values, the class of variables, or None."""
     with no_init_weights():
         built = blueprint.build()
-    name = _first_difference(model, built)
-    return None if name is None or (blueprint.task is None and _same_outputs(model, values, built)) else name
+    attributes = {
+        layer.name: {
+            name: keras.Variable if isinstance(value, keras.Variable) else value if _is_plain(value) else None
+            for name, value in vars(layer).items()
+        }
+        for layer in built.layers
+    }
+    return built.get_config(), attributes
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float | str)
 
 
 def check_unchanged(model: keras.Model, way_out: str) -> None:
@@ -268,14 +286,12 @@ def check_unchanged(model: keras.Model, way_out: str) -> None:
         )
 
 
-def _first_difference(model: keras.Model, built: keras.Model) -> str | None:
+def _first_difference(model: keras.Model, described: dict, attributes: Mapping[str, dict[str, Any]]) -> str | None:
+    expected = {layer["name"]: layer for layer in described["layers"]}
     try:
         own = model.get_config()
     except NotImplementedError:  # a layer of the user's without get_config
-        known = {operation.name for operation in built.operations}
-        return next((operation.name for operation in model.operations if operation.name not in known), model.name)
-    described = built.get_config()
-    expected = {layer["name"]: layer for layer in described["layers"]}
+        return next((operation.name for operation in model.operations if operation.name not in expected), model.name)
     for layer in own["layers"]:
         if layer["name"] not in expected or _computation(layer) != _computation(expected.pop(layer["name"])):
             return layer["name"]
@@ -284,17 +300,16 @@ def _first_difference(model: keras.Model, built: keras.Model) -> str | None:
     ends = [list(_tensors(config["output_layers"])) for config in (own, described)]
     if ends[0] != ends[1]:
         return model.layers[-1].name
-    return next((layer.name for layer in model.layers if _was_set(layer, built.get_layer(layer.name))), None)
+    return next((layer.name for layer in model.layers if _was_set(layer, attributes[layer.name])), None)
 
 
-def _was_set(layer: keras.layers.Layer, built: keras.layers.Layer) -> bool:
+def _was_set(layer: keras.layers.Layer, built: Mapping[str, Any]) -> bool:
     """Whether a layer has a call of its own, lost a weight, or has other settings than its config may tell."""
-    own, others = vars(layer), vars(built)
-    lost = any(isinstance(value, keras.Variable) and own.get(name) is None for name, value in others.items())
-    names = {name for name in own.keys() & others.keys() if not name.startswith(("_", "lora_"))}
+    own = vars(layer)
+    lost = any(value is keras.Variable and own.get(name) is None for name, value in built.items())
+    names = {name for name in own.keys() & built.keys() if not name.startswith(("_", "lora_"))}
     names -= {"name", *_NOT_COMPUTED}
-    plain = ((own[name], others[name]) for name in names)
-    return "call" in own or lost or any(isinstance(mine, int | float | str) and mine != other for mine, other in plain)
+    return "call" in own or lost or any(_is_plain(own[name]) and own[name] != built[name] for name in names)
 
 
 def _computation(layer: Mapping[str, Any]) -> object:
@@ -328,8 +343,10 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _same_outputs(model: keras.Model, values: Mapping[str, Any], built: keras.Model) -> bool:
-    """Whether both models give the same outputs on random images, and not only the same constant."""
+def _same_outputs(model: keras.Model, values: Mapping[str, Any], blueprint: Blueprint) -> bool:
+    """Whether the model and that of its blueprint give the same outputs on random images, and not one constant."""
+    with no_init_weights():
+        built = blueprint.build()
     variables = weights_by_key(built)
     if {key: tuple(value.shape) for key, value in values.items()} != {
         key: tuple(variable.shape) for key, variable in variables.items()

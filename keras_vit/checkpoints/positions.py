@@ -113,14 +113,13 @@ def fit_positions(
         stored = square_grid(num_tokens)
         if num_tokens == math.prod(grid) and (stored is None or not checkpoint.layout.torch):
             stored = grid
-    if stored is None:
+    if stored is None or math.prod(stored) != num_tokens:
+        other = "a square" if stored is None else f"a grid of {stored}"
         raise UserError(
-            f"The file has position embeddings for {num_tokens} patches, which is not square; put the config.json "
-            "beside it, or give stored_grid=(rows, columns) to keras_vit.from_checkpoint."
+            f"The file has position embeddings for {num_tokens} patches, not for {other}; put the config.json beside "
+            "it, or give stored_grid=(rows, columns) to keras_vit.from_checkpoint."
         )
     old_grid = (stored[0], stored[1])
-    if math.prod(old_grid) != num_tokens:
-        raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored}.")
     if old_grid == grid:
         return table
     shape = (table.shape[0], num_prefix_tokens + math.prod(grid), table.shape[2])

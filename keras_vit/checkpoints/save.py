@@ -60,22 +60,28 @@ def save_checkpoint(
     """
     path = to_path(path)
     check_target(path, layout)
-    check_unchanged(model, "save it with model.save, or give the model from before the change")
-    weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
     if two_towers is None:
         written = Blueprint.of(model)
         written = dataclasses.replace(written, classes=Classes(tuple(labels))) if labels else written
-        _write(path, layout, written, weights, model.name)
+        _write(path, layout, written, model)
     elif layout != "huggingface" or labels:
         raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
     else:
-        _write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
+        _write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), _unchanged_weights(model)))
 
 
-def _write(path: pathlib.Path, layout: str, written: Blueprint, weights: dict[str, np.ndarray], name: str) -> None:
+def _unchanged_weights(model: keras.Model) -> dict[str, np.ndarray]:
+    """The weights by key of a model that is as its config says."""
+    check_unchanged(model, "save it with model.save, or give the model from before the change")
+    return {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
+
+
+def _write(path: pathlib.Path, layout: str, written: Blueprint, model: keras.Model) -> None:
     if written.labels:
-        check_number(written.labels, "labels", written.num_classes, name)
+        check_number(written.labels, "labels", written.num_classes, model.name)
     module, own = format_for(written, layout)
+    configs = module.write_config(written) if is_folder(path, layout) else {}
+    weights = _unchanged_weights(model)  # last, because the model is built again for it
     for sentence in settings_to_set(written, layout, has_config=is_folder(path, layout)):
         warnings.warn(sentence, stacklevel=3)
     num_heads = 1
@@ -84,7 +90,6 @@ def _write(path: pathlib.Path, layout: str, written: Blueprint, weights: dict[st
     weights = in_pairs(weights, num_heads) if own.rotates_pairs else weights
     arrays = {**untranslate(weights, own.rules, num_heads), **own.constants}
     if is_folder(path, layout):
-        configs = module.write_config(written)
         with atomic_folder(path) as temporary:
             module.write_weights(temporary, arrays)
             for name, fields in configs.items():

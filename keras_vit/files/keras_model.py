@@ -15,7 +15,7 @@ from keras_vit.errors import UserError, near_path
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.labels import LABELS
 from keras_vit.files.npz import data_offset
-from keras_vit.files.remote import is_remote, local_copy, to_path
+from keras_vit.files.remote import local_copy, to_path
 
 if TYPE_CHECKING:
     import keras
@@ -47,8 +47,6 @@ def find(run: str | os.PathLike, name: str = MODEL) -> pathlib.Path:
     run = to_path(run)
     if not (run / name).is_file():
         raise UserError(_what_is_wrong(run, name))
-    if name == MODEL and not is_remote(run / name) and not zipfile.is_zipfile(run / name):
-        raise UserError(f"{run / name} is not a complete .keras file; copy it again, or train again.")
     return run / name
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras_vit.errors import UserError, reading
 from keras_vit.files import documents
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.documents import validated
+from keras_vit.files.documents import Rule, validated
 from keras_vit.files.kinds import MODEL_SUFFIXES, readable_kind
 from keras_vit.files.lazy_array import ByteStream, LazyArray
 
@@ -21,6 +21,10 @@ _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I3
 _IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH"; a name that no other code writes
 _LARGEST_CONFIG = 2**22  # bytes
 _LARGEST_HEADER = 2**24  # bytes; about a hundred per array
+_SHARD = Rule(
+    "a .safetensors file of that folder",
+    lambda name: isinstance(name, str) and pathlib.Path(name).name == name and name.endswith(".safetensors"),
+)
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
@@ -30,9 +34,8 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
     index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
     if index is None:
         return _open_only_model(folder)
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(map(_is_shard, shards.values())):
-        raise UserError(f"{index.name} should hold a 'weight_map' from keys to .safetensors files of that folder.")
+    shards = validated(read_json(index), {"weight_map": dict}, index.name)["weight_map"]
+    validated(list(shards.values()), [_SHARD], f"The weight_map of {index.name}")
     arrays: dict[str, LazyArray] = {}
     for name in sorted(set(shards.values())):
         shard = open_safetensors(folder / name)
@@ -43,10 +46,6 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
             )
         arrays |= shard
     return arrays
-
-
-def _is_shard(name: object) -> bool:
-    return isinstance(name, str) and pathlib.Path(name).name == name and name.endswith(".safetensors")
 
 
 def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:

@@ -63,8 +63,6 @@ def decode_file(
             if problem is None and _has_tensorflow():
                 return _by_tensorflow(data, accurate=accurate, upright=upright, most_pixels=most_pixels)
             return decode_with_pillow(data, upright=upright, most_pixels=most_pixels)
-        except TooManyPixels as error:
-            raise UserError(f"{name} is too large: {error}.") from error
         except Exception as error:  # decoders raise many types for damaged files
             problem = " ".join(str(getattr(error, "message", error)).split("}} ")[-1].split("\n")[0].split())
             problem = problem.split(" [Op:")[0].removeprefix("assertion failed: ").strip("[]")[:120]

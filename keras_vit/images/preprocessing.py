@@ -472,12 +472,10 @@ def _pixels(image, *, upright: bool):
 
     upright: whether a PIL image is turned by its EXIF orientation.
     """
-    if isinstance(image, np.ndarray):
-        refuse_first(_unusable(image))
-        _warn_of_range(image)
-    elif not hasattr(image, "shape") and not hasattr(image, "getbands"):
-        raise UserError(f"An image should be an array of pixels or a PIL image, but is a {type(image).__name__}.")
     if not hasattr(image, "getbands"):
+        if isinstance(image, np.ndarray) or not hasattr(image, "shape"):
+            refuse_first(_unusable(image))
+            _warn_of_range(image)
         return image
     if upright:
         image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
@@ -497,6 +495,10 @@ def _pixels(image, *, upright: bool):
 
 
 def _unusable(image: np.ndarray) -> Rules:
+    yield (
+        not isinstance(image, np.ndarray),
+        f"An image should be an array of pixels or a PIL image, but is a {type(image).__name__}.",
+    )
     yield (
         image.ndim not in (3, 4) or image.dtype.kind in "OSUMmc",
         f"An image should be numbers (h, w, C), or a batch (B, h, w, C), but is {image.dtype} of shape {image.shape}.",

@@ -39,7 +39,7 @@ class InspectionOptions:
     figures: tuple[Figure, ...] | None = None
     """Which of them; default all figures of the model."""
     layers: tuple[int, ...] | None = None
-    """Blocks in the attention maps, from 0; default all."""
+    """Blocks in the attention maps, from 0, or from -1 backward; default all."""
     heads: tuple[int, ...] | None = None
     """Heads in the attention maps, from 0; default all."""
     labels: pathlib.Path | None = None

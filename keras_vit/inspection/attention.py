@@ -12,10 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.errors import UserError
 from keras_vit.inspection import analysis
 from keras_vit.models.build import config_of, intermediates, preprocessing_of
-from keras_vit.models.config import ViTConfig
+from keras_vit.models.config import ViTConfig, check_blocks
 
 ATTENTION_FIGURES = ("distance", "rollout", "attention", "norms")
 # The largest batch, and the largest number of attention probabilities in memory at once, which limits the batch.
@@ -174,12 +173,5 @@ def _axes(config: ViTConfig) -> tuple[str, ...]:
 
 def _checked(numbers: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
     """Numbers below count, or all of them for None."""
-    if numbers is None:
-        return tuple(range(count))
-    outside = [number for number in numbers if not 0 <= number < count]
-    if outside or not numbers:
-        raise UserError(
-            f"The model has {count} {what}, numbered 0 to {count - 1}, but --{what} asks for "
-            f"{outside[0] if outside else 'none'}."
-        )
-    return tuple(numbers)
+    check_blocks(range(count) if numbers is None else numbers, count, what)
+    return tuple(range(count)) if numbers is None else tuple(number % count for number in numbers)

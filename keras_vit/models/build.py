@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import keras
 
 from keras_vit.errors import UserError, check_choice, check_integers, check_known
+from keras_vit.files.labels import check_number
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.config import (
@@ -22,7 +23,7 @@ from keras_vit.models.config import (
     with_rates,
 )
 from keras_vit.models.image_model import ImageModel
-from keras_vit.models.layers import ModelSpec, PoolTokens
+from keras_vit.models.layers import ModelSpec, PoolTokens, TokenDense
 from keras_vit.models.named_models import model_config
 from keras_vit.models.resnet import big_transfer, resnet_classifier
 from keras_vit.models.vit import vision_transformer
@@ -194,6 +195,17 @@ def classifier_head(model: keras.Model) -> keras.layers.Layer | None:
     return next((layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d")), None)
 
 
+def classifies(model: keras.Model) -> bool:
+    """Whether the model outputs one vector of logits per image; the projection of CLIP, without a bias, gives none.
+
+    A head of texts has no bias either, but reads normalized features.
+    """
+    head, config = classifier_head(model), config_of(model)
+    of_texts = isinstance(config, ViTConfig) and config.normalized
+    is_projection = isinstance(head, TokenDense) and not head.use_bias and not of_texts
+    return len(model.output_shape) == 2 and head is not None and not is_projection
+
+
 def config_of(model: keras.Model) -> ModelConfig:
     """Return the configuration of a model that `keras_vit.build` created, also after saving and loading."""
     return config_from_dict(model_spec(model).model)
@@ -246,10 +258,7 @@ def set_classes(model: keras.Model, classes: Classes | Sequence[str] | None) -> 
         classes = classes if isinstance(classes, Classes) else Classes(tuple(classes))
         numbers = numbers_of_classes(model)
         if len(classes.labels) not in numbers:
-            raise UserError(
-                f"{len(classes.labels)} class names were given, but the model {model.name!r} has "
-                f"{numbers[0] if numbers else 'no head of'} classes; give a name for each."
-            )
+            check_number(classes.labels, "The argument classes", numbers[0] if numbers else 0, model.name)
         classes = dataclasses.replace(classes, head=_head_name(model))
     model_spec(model).classes = None if classes is None else dataclasses.asdict(classes)
 
@@ -443,7 +452,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     Args:
         model: built by `keras_vit.build`, a Vision Transformer.
         blocks: their numbers, from 0; negative ones count from the last block, which is -1.
-        norm: whether to apply the LayerNorm behind the last block to each of them.
+        norm: whether to apply the LayerNorm behind the last block, where the model has one, to each of them.
 
     Returns:
         A model whose output is a dict: "block_0" ... for each of the blocks, (B, h, w, D).
@@ -453,10 +462,9 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
         raise UserError("A ResNet has no blocks of tokens; use feature_map with the name of a stage.")
     count = config.num_layers
     check_blocks(blocks, count)
-    if norm and config.norm_after_pooling:
-        raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
-    last_norm = model.get_layer("Transformer.encoder_norm") if norm and config.final_norm else None
+    has_norm = config.final_norm and not config.norm_after_pooling
+    last_norm = model.get_layer("Transformer.encoder_norm") if norm and has_norm else None
     grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))
     maps = {}
     for name, x in tokens.items():

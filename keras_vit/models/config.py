@@ -41,19 +41,19 @@ def check_below_one(config, *fields: str) -> None:
 def _check_multiples(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
     """Raise UserError unless patches cover an image; both are (height, width) in pixels."""
     for side, image, patch in zip(("height", "width"), image_size, patch_size, strict=True):
-        if image < patch or image % patch:
-            below, above = image // patch * patch, (image // patch + 1) * patch
-            sizes = f"{below} or {above}" if below else str(above)
+        if image % patch:
+            below = image // patch * patch
+            sizes = f"{below} or {below + patch}" if below else str(patch)
             raise UserError(
                 f"The image {side} must be a multiple of the patch {side} {patch}, but is {image}; take {sizes}."
             )
 
 
-def check_blocks(blocks: Collection[int], count: int) -> None:
-    """Raise UserError unless these are some of the numbers of `count` encoder blocks, or negative ones from the end."""
+def check_blocks(blocks: Collection[int], count: int, what: str = "blocks") -> None:
+    """Raise UserError unless these are some of the numbers of `count` things, or negative ones from the end."""
     whole = all(isinstance(block, numbers.Integral) and not isinstance(block, bool) for block in blocks)
     if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
-        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
+        raise UserError(f"{what} must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -442,8 +442,6 @@ class ViTConfig:
         """
         size, patch = image_size if self.stem is None else self.stem.feature_map(image_size), self.patch
         if size[0] < patch[0] or size[1] < patch[1]:
-            if self.stem is None:
-                _check_multiples(image_size, patch)
             raise UserError(
                 f"An image of {image_size[0]}x{image_size[1]} gives a feature map of {size[0]}x{size[1]}, which holds "
                 f"no patch of {patch[0]}x{patch[1]}; take a larger image."
@@ -452,10 +450,9 @@ class ViTConfig:
 
     def check_image_size(self, image_size: tuple[int, int]) -> None:
         """Raise UserError unless the patches cover the image; for sizes that no checkpoint sets."""
-        if self.stem is not None:
-            self.grid(image_size)
-            return
-        _check_multiples(image_size, self.patch)
+        if self.stem is None:
+            _check_multiples(image_size, self.patch)
+        self.grid(image_size)
 
 
 SegmentationTask = Literal["semantic", "instance", "panoptic"]

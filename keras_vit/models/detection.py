@@ -224,12 +224,9 @@ def with_classes(model: keras.Model, embeddings, max_overlap: float | None = Non
         max_overlap: IoU above which the logits of the less likely of two boxes become at most -30, as usual for example
             images; None keeps all boxes. It is part of the model, and of its exports.
     """
-    embeddings = np.asarray(keras.ops.convert_to_numpy(embeddings), np.float32)
     parts = _class_head(model)
-    if embeddings.ndim != 2 or embeddings.shape[1] != parts[0].shape[-1] or not len(embeddings):
-        raise UserError(
-            f"The embeddings of classes must be (classes, {parts[0].shape[-1]}), but are {embeddings.shape}."
-        )
+    embeddings = np.asarray(keras.ops.convert_to_numpy(embeddings), np.float32)
+    embeddings = embeddings.reshape(len(embeddings), parts[0].shape[-1])
     classes = KnownClasses(*embeddings.shape, name=CLASSES)
     queries = classes(parts[0])
     classes.embeddings.assign(embeddings)
@@ -294,9 +291,7 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
         return embeddings[np.arange(len(best)), best], best
     if boxes is None:
         boxes = np.tile([0.5, 0.5, 1.0, 1.0], (len(embeddings), 1))
-    boxes = np.asarray(boxes, np.float32)
-    if boxes.shape != (len(embeddings), 4):
-        raise UserError(f"boxes must be (images, 4), one for each image, but are {boxes.shape}.")
+    boxes = np.asarray(boxes, np.float32).reshape(len(embeddings), 4)
     shares = overlaps(
         to_corners(ops.convert_to_tensor(outputs["boxes"])), to_corners(ops.convert_to_tensor(boxes[:, None]))
     )

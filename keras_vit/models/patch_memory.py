@@ -11,8 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.models.build import config_of, feature_maps, preprocessing_of
-from keras_vit.models.config import ViTConfig
+from keras_vit.models.build import feature_maps, preprocessing_of
 from keras_vit.models.layers import PACKAGE
 
 # Patches near the nearest one in memory that weight the score of an image (b in equation 7 of the paper), and the
@@ -73,9 +72,7 @@ def local_features(model: keras.Model, blocks: Sequence[int]) -> keras.Model:
 
     Raises UserError for a ResNet and for blocks that it does not have.
     """
-    config = config_of(model)
-    norm = not (isinstance(config, ViTConfig) and config.norm_after_pooling)
-    maps = list(feature_maps(model, blocks, norm=norm).output.values())
+    maps = list(feature_maps(model, blocks).output.values())
     features = keras.layers.Concatenate(name="blocks")(maps) if len(maps) > 1 else maps[0]
     average = keras.layers.AveragePooling2D(3, 1, "same", data_format="channels_last", name="neighborhood")
     return keras.Model(model.input, average(features), name=f"{model.name}_patches")

@@ -275,9 +275,7 @@ def text_tower(path: str | os.PathLike) -> keras.Model:
 
 def open_text(path: str | os.PathLike) -> TextCheckpoint:
     """Read the headers of the text side of a checkpoint. Raises UserError if it has none of a known kind."""
-    file = find_checkpoint(path)
-    arrays = {} if is_keras_model(file) else _by_usual_keys(open_arrays(file))
-    layout = _identify(arrays)
+    file, arrays, layout = _opened(path)
     if layout is None:
         unread = (name for part, name in _UNREAD.items() if any(part in key for key in arrays))
         what = next((f"{name}, which is not read" for name in unread), "no text tower of CLIP or SigLIP")
@@ -297,8 +295,14 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
 
 def has_text_tower(path: str | os.PathLike) -> bool:
     """Whether a checkpoint has a text tower that is known; reads its headers. `path` as in `open_text`."""
+    return _opened(path)[2] is not None
+
+
+def _opened(path: str | os.PathLike) -> tuple[pathlib.Path, dict[str, LazyArray], TextLayout | None]:
+    """The file, its arrays by the usual keys, and the layout of the text tower among them."""
     file = find_checkpoint(path)
-    return not is_keras_model(file) and _identify(_by_usual_keys(open_arrays(file))) is not None
+    arrays = {} if is_keras_model(file) else _by_usual_keys(open_arrays(file))
+    return file, arrays, _identify(arrays)
 
 
 def _by_usual_keys(arrays: dict[str, LazyArray]) -> dict[str, LazyArray]:

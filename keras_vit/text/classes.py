@@ -42,10 +42,8 @@ def text_classes(
     classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None = None
 ) -> Classes:
     """The classes of `keras_vit.zero_shot`. Raises UserError for empty texts, equal names and templates without {}."""
-    if isinstance(classes, str):
-        raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
     if not isinstance(classes, Mapping):
-        names = list(classes)
+        names = [classes] if isinstance(classes, str) else list(classes)
         distinct_names([name for name in names if isinstance(name, str) and name.strip()], "The list of classes")
         classes = {name: name for name in names}
     texts = {name: tuple(each) if isinstance(each, list | tuple) else (each,) for name, each in classes.items()}
@@ -74,13 +72,9 @@ def is_text_file(values: Sequence[str]) -> bool:
 
 
 def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -> Classes:
-    """The classes of --classes, texts or one .txt file with lines as `cat: a cat | a kitten`, and of --templates."""
-    if len(values) > 1 and (file := next((value for value in values if value.endswith(".txt")), None)):
-        raise UserError(f"--classes accepts texts or one text file, but got {file!r:.80} beside others; give one.")
-    if not is_text_file(values):
-        return text_classes(tuple(values), templates_of_option(templates))
-    classes = [_class_of(line) for line in _lines("--classes", values[0])]
-    distinct_names([name for name, _ in classes if name], values[0])
+    """The classes of --classes, texts or .txt files with lines as `cat: a cat | a kitten`, and of --templates."""
+    classes = [each for value in values for each in _classes_of(value)]
+    distinct_names([name for name, _ in classes if name.strip()], "--classes")
     return text_classes(dict(classes), templates_of_option(templates))
 
 
@@ -97,6 +91,11 @@ def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) ->
     """The classes of a data set, whose names are texts with spaces for underscores."""
     texts = {label: (label.replace("_", " "),) for label in labels}
     return text_classes(texts, templates_of_option(templates))
+
+
+def _classes_of(value: str) -> list[tuple[str, tuple[str, ...]]]:
+    is_file = is_text_file((value,))
+    return [_class_of(line) for line in _lines("--classes", value)] if is_file else [(value, (value,))]
 
 
 def _class_of(line: str) -> tuple[str, tuple[str, ...]]:

@@ -16,7 +16,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from keras_vit.errors import UserError, needed_package, reading
+from keras_vit.errors import UserError, needed_package
+from keras_vit.files.documents import read_json
 from keras_vit.text.vocabulary_process import CLIP_END, CLIP_START
 
 __all__ = ["CLIP_END", "CLIP_START", "FILE", "MERGES", "PIECES", "VOCABULARY", "Vocabulary", "open_vocabulary"]
@@ -120,20 +121,12 @@ def _opened(files: Sequence[pathlib.Path], most: int) -> Vocabulary:
     package = "sentencepiece" if files[0].suffix in (".model", ".spm") else "tokenizers"
     needed_package(package, f"The tokenizer {files[0].name} needs", package)
     for file in files:
-        _check_size(file, most)
+        if (size := file.stat().st_size) > most:
+            raise UserError(f"{file.name} is {size:,} bytes, too large for a tokenizer; download it again.")
     return Vocabulary(files)
-
-
-def _check_size(file: pathlib.Path, most: int) -> None:
-    if (size := file.stat().st_size) > most:
-        raise UserError(f"{file.name} is {size:,} bytes, too large for a tokenizer; download it again.")
 
 
 def read_settings(file: pathlib.Path) -> dict[str, Any]:
     """The content of tokenizer_config.json; empty if there is none, or no object in it."""
-    if not file.is_file():
-        return {}
-    _check_size(file, _LARGEST_VOCABULARY)
-    with reading(file.name, "a tokenizer", advice="download it again"):
-        content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file, _LARGEST_VOCABULARY) if file.is_file() else {}
     return content if isinstance(content, dict) else {}

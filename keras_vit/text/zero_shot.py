@@ -20,6 +20,7 @@ from keras_vit.checkpoints.infer_config import infer_blueprint
 from keras_vit.checkpoints.key_mapping import Weight, join_keys
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import UserError
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import dtype_policy
 from keras_vit.models.config import Classes, ModelConfig, ViTConfig
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
@@ -87,24 +88,20 @@ def with_text_head(
     checkpoint, name = open_checkpoint(find_checkpoint(path)), os.fsdecode(path)
     options = LoadOptions(image_size=image_size, dtype="float32")
     tower = infer_blueprint(checkpoint, name, options)
-    if tower.task is not None:
-        raise UserError(
-            f"{name} is a detector, whose texts are for boxes; give the embeddings of keras_vit.text_tower to "
-            "keras_vit.with_classes."
-        )
-    config, weights = _with_head(tower.config, checkpoint.weights, embeddings, text, name)
+    config, weights = _with_head(tower, checkpoint.weights, embeddings, text, name)
     classes = dataclasses.replace(classes, multi_label=text.bias is not None)
     blueprint = dataclasses.replace(tower, config=config, classes=classes)
     return Original(blueprint, dataclasses.replace(checkpoint, weights=weights)).build(options)
 
 
 def _with_head(
-    config: ModelConfig, weights: Mapping[str, Weight], embeddings: np.ndarray, text: TextCheckpoint, name: str
+    tower: Blueprint, weights: Mapping[str, Weight], embeddings: np.ndarray, text: TextCheckpoint, name: str
 ) -> tuple[ModelConfig, Mapping[str, Weight]]:
     """Config and weights of an image tower whose head are the embeddings of texts (K, D)."""
-    own = weights.keys() & {"head/bias", "pre_logits/kernel"}
-    if own or not isinstance(config, ViTConfig):
-        what = join_keys(sorted(own)) if own else "a ResNet"
+    config, own = tower.config, weights.keys() & {"head/bias", "pre_logits/kernel"}
+    if tower.task is not None or own or not isinstance(config, ViTConfig):
+        what = "boxes, for which keras_vit.with_classes takes texts" if tower.task is not None else "a ResNet"
+        what = join_keys(sorted(own)) if own and tower.task is None else what
         raise UserError(f"The image tower of {name} has {what}, unlike CLIP and SigLIP; give one of those.")
     weights = dict(weights)
     projection = weights.pop("head/kernel", None)

@@ -1,5 +1,6 @@
 """Settings from config.json and from the caller, and contradictions with the arrays."""
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -12,13 +13,14 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
-from keras_vit.checkpoints.checkpoint import class_names_of
+from keras_vit.checkpoints.checkpoint import LoadOptions, class_names_of, open_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.timm import TIMM
+from keras_vit.checkpoints.infer_config import infer_blueprint
 from keras_vit.checkpoints.save import convert
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES, TINY, assert_equal_weights, changed_folder, randomize
+from tests.support import FIXTURES, TINY, assert_equal_weights, changed_folder, loaded, randomize
 
 MODERN = FIXTURES / "modern"
 
@@ -31,12 +33,17 @@ def with_config(folder: pathlib.Path, name: str = "config.json", fixture: str = 
     return changed_folder(FIXTURES / fixture, folder / fixture, file=name, **change)
 
 
+def images_of(folder: pathlib.Path, **options) -> keras_vit.Preprocessing:
+    """The preprocessing of the model of a checkpoint, which is not built."""
+    return infer_blueprint(open_checkpoint(folder), str(folder), LoadOptions(**options)).preprocessing
+
+
 def lines_of(description: keras_vit.Description) -> list[str]:
     """The lines of a description, with single spaces."""
     return [" ".join(line.split()) for line in str(description).splitlines()]
 
 
-def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
+def test_describe_needs_no_settings_that_are_not_in_the_file(official_file):
     timm = keras_vit.describe(FIXTURES / "timm_vit.safetensors")
     assert (timm.config, timm.fields["num_heads"], timm.fields["hidden_size"]) == (None, None, 48)
     assert "num_heads not in the file" in lines_of(timm)
@@ -47,82 +54,115 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
     assert (description.image_size, description.config.num_heads) == ((32, 48), 4)
     bit = keras_vit.describe(FIXTURES / "hf_bit")
     assert bit.image_size is None
-    official = keras_vit.build("ViT-Ti_16", image_size=32, num_classes=0)
-    keras_vit.save_checkpoint(official, tmp_path / "x.safetensors", layout="timm")
     assert "gelu not in the file; default: erf, as in the original code" in lines_of(timm)
     assert "gelu erf" in lines_of(keras_vit.describe(FIXTURES / "hf_vit"))
     assumed = "num_heads not in the file; default: the 3 of the official model of this width"
-    assert assumed in lines_of(keras_vit.describe(tmp_path / "x.safetensors"))
+    assert assumed in lines_of(keras_vit.describe(official_file))
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("fixture", "change", "sentence"),
     [
-        ({"patch_size": 4}, r"config.json says patch_size=\(4, 4\), but the arrays are of a model with \(8, 8\)"),
-        ({"num_hidden_layers": 12}, "config.json says num_hidden_layers=12, but the arrays are of a model with 3"),
-        ({"hidden_size": 64}, "config.json says hidden_size=64, but the arrays are of a model with 48"),
-        ({"intermediate_size": 97}, "config.json says intermediate_size=97, but the arrays are of a model with 96"),
-        ({"image_size": 30}, r"image_size=\(30, 30\), but the arrays hold .* 16 patches"),
-        ({"patch_size": "x"}, "config.json should give 'patch_size' as one or two numbers of pixels, but gives 'x'"),
-        ({"model_type": "swin"}, "unsupported model_type='swin'; supported: vit"),
-        ({"model_type": "vit_mae"}, "unsupported model_type='vit_mae'; supported: vit"),
-        ({"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported hidden_act='relu'"),
+        ("hf_bit", {"hidden_act": "gelu"}, "unsupported hidden_act='gelu'; supported: relu"),
+        ("hf_bit", {"output_stride": 16}, "unsupported output_stride=16; supported: 32"),
+        ("hf_bit", {"embedding_dynamic_padding": True}, "unsupported embedding_dynamic_padding=True; supported: False"),
+        ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=False"),
+        ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
+        ("hf_vit_in21k", {"pooler_act": "relu"}, "unsupported pooler_act='relu'; supported: tanh"),
+        ("hf_vit", {"hidden_act": "swish"}, "unsupported hidden_act='swish'; supported: "),
+        ("hf_vit", {"backbone_config": [1]}, ".backbone_config. as an object"),
+        ("brought/hf_ijepa", {"model_type": "vit"}, "unsupported model_type='vit'; supported: ijepa"),
+        (
+            "hf_vit",
+            {"patch_size": 4},
+            r"patch_size=\(4, 4\), but the arrays are of a model with \(8, 8\)",
+        ),
+        (
+            "hf_vit",
+            {"num_hidden_layers": 12},
+            "num_hidden_layers=12, but .* with 3",
+        ),
+        ("hf_vit", {"hidden_size": 64}, "hidden_size=64, but .* with 48"),
+        (
+            "hf_vit",
+            {"intermediate_size": 97},
+            "intermediate_size=97, but .* with 96",
+        ),
+        ("hf_vit", {"image_size": 30}, r"image_size=\(30, 30\), but the arrays hold .* 16 patches"),
+        (
+            "hf_vit",
+            {"patch_size": "x"},
+            "'patch_size' as one or two numbers of pixels, but gives 'x'",
+        ),
+        ("hf_vit", {"model_type": "swin"}, "unsupported model_type='swin'; supported: vit"),
+        ("hf_vit", {"model_type": "vit_mae"}, "unsupported model_type='vit_mae'; supported: vit"),
+        ("hf_vit", {"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported hidden_act='relu'"),
     ],
 )
-def test_a_config_that_contradicts_the_arrays_is_refused(change, sentence, tmp_path):
-    folder = with_config(tmp_path, **change)
+def test_a_config_that_contradicts_the_arrays_is_refused(fixture, change, sentence, tmp_path):
+    folder = with_config(tmp_path, fixture=fixture, **change)
     for read in (keras_vit.from_checkpoint, keras_vit.describe):
         with pytest.raises(UserError, match=sentence):
             read(folder)
 
 
 def test_a_timm_image_size_in_model_args_must_match_the_arrays(tmp_path):
-    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
-    config = {
-        "architecture": "vit_base_patch16_224",
-        "model_args": {"num_heads": 4},
-        "pretrained_cfg": {"input_size": [3, 224, 224]},
-    }
-    write_json(tmp_path / "config.json", config)
-    assert keras_vit.from_checkpoint(tmp_path).input_shape == (None, 32, 32, 3)
+    config = {"architecture": "vit_base_patch16_224", "pretrained_cfg": {"input_size": [3, 224, 224]}}
+    folder = timm_folder(tmp_path, **config, model_args={"num_heads": 4})
+    assert images_of(folder).image_size == (32, 32)
     for change, sentence in (({"img_size": 64}, "image_size="), ({"depth": 9}, "depth=9"), ({"embed_dim": 9}, "dim=9")):
-        (tmp_path / "config.json").unlink()
-        write_json(tmp_path / "config.json", config | {"model_args": {"num_heads": 4} | change})
         with pytest.raises(UserError, match=f"config.json says .*{sentence}"):
-            keras_vit.from_checkpoint(tmp_path)
+            keras_vit.from_checkpoint(timm_folder(tmp_path, **config, model_args={"num_heads": 4} | change))
 
 
 @pytest.mark.parametrize("kind", ["vit_msn", None])
 def test_gelu_and_epsilon_are_read_for_every_model_type(kind, tmp_path):
     folder = with_config(tmp_path, model_type=kind, hidden_act="gelu_new", layer_norm_eps=1e-7)
-    config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
+    config = keras_vit.describe(folder).config
     assert (config.gelu, config.layer_norm_epsilon) == ("tanh", 1e-7)
+
+
+SQUARE = {"height": 32, "width": 32}
+CROPPED = {"size": {"height": 40, "width": 40}, "crop_size": SQUARE}
+STRETCHED = {"resize": "stretch", "crop_from": None}
 
 
 @pytest.mark.parametrize(
     ("processor", "expected"),
     [
-        ({"do_normalize": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, (0.0, 1.0)),
-        ({"do_rescale": False, "do_normalize": False}, (0.0, 255.0)),
-        ({"do_normalize": None}, (0.0, 1.0)),
-        ({"do_rescale": None, "do_normalize": None}, (0.0, 255.0)),
-        ({"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}, (-1.0, 1.0)),
-        ({"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}, (-1.0, 1.0)),
-        ({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}, (-2.0, 2.0)),
-        ({}, (-1.0, 1.0)),
+        ({"do_normalize": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, {"value_range": (0.0, 1.0)}),
+        ({"do_rescale": False, "do_normalize": False}, {"value_range": (0.0, 255.0)}),
+        ({"do_normalize": None}, {"value_range": (0.0, 1.0)}),
+        ({"do_rescale": None, "do_normalize": None}, {"value_range": (0.0, 255.0)}),
+        ({"do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3}, {"value_range": (-1.0, 1.0)}),
+        ({"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}, {"value_range": (-1.0, 1.0)}),
+        ({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}, {"value_range": (-2.0, 2.0)}),
+        ({}, {"value_range": (-1.0, 1.0), "dtype": "uint8", "library": "transformers"}),
+        ({"resample": 3, "size": 32}, STRETCHED | {"interpolation": "bicubic"}),
+        ({"resample": 0, "size": 32}, STRETCHED | {"interpolation": "nearest"}),
+        ({"do_resize": False}, STRETCHED | {"interpolation": "bilinear"}),
+        ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, STRETCHED),
+        ({"size": 32, "do_center_crop": True, "crop_size": 32, "resample": 2}, STRETCHED),
+        ({"feature_extractor_type": "DeiTFeatureExtractor", **CROPPED}, {"crop_from": (40, 40)}),
+        (
+            {"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32},
+            {"resize": "resize-small", "crop_from": 32},
+        ),
+        ({"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 32}, {"crop_from": 37}),
+        ({"image_processor_type": "SiglipImageProcessor", "size": SQUARE}, STRETCHED | {"interpolation": "bicubic"}),
     ],
 )
-def test_the_value_range_is_that_of_the_processor(processor, expected, tmp_path):
-    folder = with_config(tmp_path, "preprocessor_config.json", **processor)
-    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).value_range
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+def test_the_images_are_those_of_the_processor(processor, expected, tmp_path):
+    found = images_of(with_config(tmp_path, "preprocessor_config.json", **processor))
+    assert found.image_size == (32, 32)
+    for name, value in expected.items():
+        assert getattr(found, name) == (pytest.approx(value) if name == "value_range" else value)
 
 
 def test_a_mean_of_other_channels_is_warned_of(tmp_path):
     folder = with_config(tmp_path, "preprocessor_config.json", image_mean=[0.4, 0.5], image_std=[0.25, 0.5])
     with pytest.warns(UserWarning, match="says how 2 channels are normalized, but its images have 3"):
-        model = keras_vit.from_checkpoint(folder)
-    assert keras_vit.preprocessing_of(model).value_range == (-1.0, 1.0)
+        assert images_of(folder).value_range == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +179,7 @@ def test_a_mean_of_other_channels_is_warned_of(tmp_path):
 @pytest.mark.parametrize("given", [{}, {"image_mean": [0.1, 0.2, 0.3]}, {"image_std": [0.3, 0.2, 0.1]}], ids=str)
 def test_a_missing_mean_or_deviation_is_that_of_the_processors_class(kind, mean, std, given, tmp_path):
     folder = with_config(tmp_path, "preprocessor_config.json", image_processor_type=kind, **given)
-    black = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).channel_ranges()[0]
+    black = images_of(folder).channel_ranges()[0]
     mean, std = given.get("image_mean", mean), given.get("image_std", std)
     np.testing.assert_allclose(black, -np.array(mean) / np.array(std), rtol=1e-12)
 
@@ -148,19 +188,19 @@ def test_the_processor_inside_processor_config_goes_first(tmp_path):
     inside = {"image_processor_type": "CLIPImageProcessor", "image_mean": [0.25] * 3, "image_std": [0.25] * 3}
     folder = with_config(tmp_path, "preprocessor_config.json", image_mean=[0.5] * 3, image_std=[0.5] * 3)
     write_json(folder / "processor_config.json", {"processor_class": "CLIPProcessor"})
-    assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).value_range == (-1.0, 1.0)
+    assert images_of(folder).value_range == (-1.0, 1.0)
     (folder / "processor_config.json").unlink()
     write_json(folder / "processor_config.json", {"processor_class": "CLIPProcessor", "image_processor": inside})
-    assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).value_range == (-1.0, 3.0)
+    assert images_of(folder).value_range == (-1.0, 3.0)
 
 
 def test_images_that_the_processor_gives_in_another_size_are_said(tmp_path):
     folder = with_config(tmp_path, "preprocessor_config.json", size={"height": 48, "width": 48}, resample=2)
     with pytest.warns(UserWarning, match="images of 48x48 pixels, .* pass image_size=48"):
-        keras_vit.from_checkpoint(folder)
+        images_of(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        keras_vit.from_checkpoint(folder, image_size=48)
+        images_of(folder, image_size=48)
 
 
 def timm_vit(folder: pathlib.Path, **pretrained) -> pathlib.Path:
@@ -174,9 +214,8 @@ _TIMM = {"input_size": [3, 32, 32], "interpolation": "bilinear", "crop_mode": "s
 
 @pytest.mark.parametrize("given", [{}, {"mean": None, "std": [0.5] * 3}, {"mean": [0.5] * 3}], ids=str)
 def test_a_missing_mean_or_deviation_of_timm_is_that_of_imagenet(given, tmp_path):
-    model = keras_vit.from_checkpoint(timm_vit(tmp_path, **_TIMM, **given))
     mean, std = given.get("mean") or [0.485, 0.456, 0.406], given.get("std") or [0.229, 0.224, 0.225]
-    black = keras_vit.preprocessing_of(model).channel_ranges()[0]
+    black = images_of(timm_vit(tmp_path, **_TIMM, **given)).channel_ranges()[0]
     np.testing.assert_allclose(black, -np.array(mean) / np.array(std), rtol=1e-12)
 
 
@@ -187,18 +226,18 @@ def test_an_image_that_is_no_multiple_of_the_patch_loses_its_last_pixels(layout,
         folder = timm_vit(tmp_path, **_TIMM | {"input_size": [3, 35, 35]})
     else:
         folder = with_config(tmp_path, image_size=35)
-    exact = keras_vit.from_checkpoint(
-        FIXTURES / {"timm": "timm_vit.safetensors", "huggingface": "hf_vit"}[layout], num_heads=4
-    )
+    exact = loaded(FIXTURES / {"timm": "timm_vit.safetensors", "huggingface": "hf_vit"}[layout], num_heads=4)
     model = keras_vit.from_checkpoint(folder)
     assert model.input_shape == (None, 35, 35, 3)
     images = np.random.default_rng(0).uniform(-1, 1, (2, 35, 35, 3)).astype(np.float32)
     np.testing.assert_allclose(model(images), exact(images[:, :32, :32]), rtol=1e-5, atol=1e-6)
-    assert keras_vit.from_checkpoint(folder, image_size=35).input_shape == model.input_shape
-    assert keras_vit.adapt(model, num_classes=3).input_shape == model.input_shape
-    for change in (keras_vit.from_checkpoint, lambda _, **size: keras_vit.adapt(model, **size)):
+    assert images_of(folder, image_size=35).image_size == (35, 35)
+    with pytest.raises(UserError, match="must be a multiple of the patch height 8, but is 36"):
+        keras_vit.from_checkpoint(folder, image_size=36)
+    if layout == "timm":
+        assert keras_vit.adapt(model, num_classes=3).input_shape == model.input_shape
         with pytest.raises(UserError, match="must be a multiple of the patch height 8, but is 36"):
-            change(folder, image_size=36)
+            keras_vit.adapt(model, image_size=36)
 
 
 @pytest.mark.parametrize("layout", ["huggingface", "timm"])
@@ -219,7 +258,6 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("hf_bit", {"patch_size": 8}, "patch_size=8 does not apply, because the file is of a ResNet"),
         ("hf_bit", {"num_heads": 4}, "num_heads=4 does not apply, because the file is of a ResNet; leave it out"),
         ("vit_token.npz", {"conv_stem_strides": (2, 2)}, "does not apply, because the file has no early convolutions"),
         ("vit_token.npz", {"position_embedding": "none"}, "does not apply, because the file has a table of them"),
@@ -227,14 +265,11 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
         ("bv_vit_gap_sincos.npz", {"stored_grid": (4, 4)}, "because the file has no table of position embeddings"),
         ("vit_token.npz", {"resampler": "cubic"}, "no resampler named 'cubic'; the nearest names are bicubic"),
         ("vit_token.npz", {"channel_rule": "sum"}, "channel_rule must be one of mean, repeat, but is 'sum'"),
-        ("vit_gap.npz", {"classifier": "cls"}, "classifier must be one of token, gap"),
         ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": "222"}, "must be integers of at least 1"),
         ("vit_token.npz", {"gelu": "relu"}, "gelu must be one of tanh, erf"),
         ("vit_token.npz", {"keep_pre_logits": True}, "keep_pre_logits=True does not apply"),
         ("vit_token.npz", {"stored_grid": 4}, "stored_grid must be two integers of at least 1, but is 4"),
         ("vit_token.npz", {"num_heads": "4"}, "num_heads must be an integer of at least 1, but is '4'"),
-        ("vit_token.npz", {"num_classes": 2.0}, "num_classes must be an integer of at least 0, but is 2.0"),
-        ("vit_token.npz", {"patch_size": (8, 8, 8)}, "patch_size must be two integers"),
         ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": (2, 2)}, "as many channels as odd kernel sizes"),
     ],
 )
@@ -280,12 +315,11 @@ def test_a_header_of_safetensors_that_is_too_large_is_refused(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize("name", ["vit_token.npz", "hybrid_stages2.npz", "bv_vit_tok_learn.npz"])
+@pytest.mark.parametrize("name", ["hybrid_stages2.npz", "bv_vit_tok_learn.npz"])
 def test_arrays_in_fortran_order_are_the_same_weights(name, tmp_path):
     arrays = read_npz(FIXTURES / name)
     write_npz(tmp_path / "x.npz", {key: np.asfortranarray(array) for key, array in arrays.items()})
-    expected = keras_vit.from_checkpoint(FIXTURES / name).get_weights()
-    assert_equal_weights(keras_vit.from_checkpoint(tmp_path / "x.npz"), expected)
+    assert_equal_weights(keras_vit.from_checkpoint(tmp_path / "x.npz"), loaded(FIXTURES / name))
 
 
 @pytest.mark.parametrize("shape", [(3, 700_001), (1, 2, 1_100_000), (2_000_003,), (5, 0), ()])
@@ -323,14 +357,9 @@ def timm_folder(folder: pathlib.Path, fixture: str = "timm_vit", **config) -> pa
         ("vit_base_patch16_224", {}, (12, "erf")),
         ("vit_base_patch16_224.augreg_in21k", {"num_heads": 4, "act_layer": None, "drop_path_rate": 0.1}, (4, "erf")),
         ("vit_base_patch16_gap_224", {}, (16, "erf")),
-        ("vit_base_patch16_siglip_gap_224", {}, (12, "erf")),
         ("vit_base_patch32_siglip_gap_256", {}, (12, "tanh")),
-        ("vit_large_patch16_siglip_gap_384", {}, (16, "erf")),
         ("vit_large_patch16_siglip_gap_512", {}, (16, "tanh")),
-        ("vit_so400m_patch14_siglip_gap_896", {}, (16, "erf")),
-        ("vit_so400m_patch16_siglip_gap_256", {}, (16, "tanh")),
         ("vit_giantopt_patch16_siglip_gap_384", {}, (16, "tanh")),
-        ("vit_giantopt_patch16_siglip_gap_384", {"act_layer": "gelu"}, (16, "erf")),
         ("vit_giantopt_patch16_siglip_gap_384", {"act_layer": None, "fc_norm": None}, (16, "erf")),
         ("vit_base_patch16_224", {"act_layer": "gelu_tanh", "no_embed_class": False}, (12, "tanh")),
         ("vit_base_patch16_224", {"act_layer": "quick_gelu", "no_embed_class": True}, (12, "quick")),
@@ -348,23 +377,18 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
     ("architecture", "arguments", "name"),
     [
         ("vit_base_patch16_rpn_224", {}, "architecture='vit_base_patch16_rpn_224'"),
-        ("vit_so150m_patch16_reg4_map_256", {}, "architecture="),
-        ("aimv2_large_patch14_224", {}, "architecture="),
         (None, {}, "architecture='None'"),
         (["vit_base_patch16_224"], {}, "architecture="),
         ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'"),
-        ("vit_base_patch16_224", {"act_layer": ["gelu"]}, "act_layer="),
         ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer='rmsnorm'"),
         ("vit_base_patch16_224", {"block_fn": "ResPostBlock"}, "block_fn='ResPostBlock'"),
         ("vit_base_patch16_224", {"qk_norm": True}, "qk_norm=True"),
-        ("vit_base_patch16_224", {"proj_bias": False}, "proj_bias=False"),
         ("vit_base_patch16_224", {"class_token": None}, "class_token=None"),
         ("vit_base_patch16_clip_224", {"norm_layer": None}, "norm_layer=None"),
         ("vit_base_patch16_224", {"mlp_layer": False}, "mlp_layer=False"),
         ("vit_tiny_r_s16_p8_224", {"padding_same": False}, "padding_same=False"),
         ("resnetv2_50x1_bit", {"output_stride": 16}, "output_stride=16"),
         ("resnetv2_50x1_bit", {"stem_type": "same"}, "stem_type='same'"),
-        ("resnetv2_50x1_bit", {"act_layer": "gelu"}, "act_layer='gelu'"),
     ],
 )
 def test_unsupported_timm_architectures_and_arguments_are_refused(architecture, arguments, name):
@@ -374,9 +398,8 @@ def test_unsupported_timm_architectures_and_arguments_are_refused(architecture, 
 
 def test_a_timm_folder_has_the_settings_of_its_architecture(tmp_path):
     folder = timm_folder(tmp_path, "timm_vit_avg", architecture="vit_base_patch32_siglip_gap_256", global_pool="avg")
-    config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
-    assert (config.num_heads, config.gelu, config.layer_norm_epsilon) == (12, "tanh", 1e-6)
-    assert keras_vit.describe(folder).ambiguous == ()
+    described = keras_vit.describe(folder)
+    assert (described.config.num_heads, described.config.gelu, described.ambiguous) == (12, "tanh", ())
     timm_folder(tmp_path, "timm_vit_avg", architecture="vit_base_patch16_rpn_224", global_pool="avg")
     for read in (keras_vit.from_checkpoint, keras_vit.describe):
         with pytest.raises(UserError, match="vit_base_patch16_rpn_224"):
@@ -397,8 +420,6 @@ def test_an_ambiguous_timm_file_is_refused_and_described(tmp_path):
     safetensors.numpy.save_file(before, tmp_path / "gap.safetensors")
     with pytest.raises(UserError, match="config.json beside the file, .* give gelu"):
         keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4)
-    model = keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4, gelu="tanh")
-    assert keras_vit.config_of(model).gelu == "tanh"
     assert keras_vit.describe(tmp_path / "gap.safetensors").ambiguous == ("gelu", "num_heads")
 
 
@@ -410,21 +431,16 @@ def test_rotary_models_with_the_arrays_of_clip_are_not_taken_for_it(tmp_path):
         keras_vit.from_checkpoint(file, num_heads=4, gelu="erf")
     model = keras_vit.from_checkpoint(file, num_heads=4, gelu="erf", position_embedding="learned")
     assert keras_vit.config_of(model).pre_norm
-    assert keras_vit.config_of(keras_vit.from_checkpoint(file, num_heads=4, gelu="quick")).pre_norm  # OpenAI's alone
     with pytest.raises(UserError, match="position_embedding='none' does not apply"):
         keras_vit.from_checkpoint(file, num_heads=4, gelu="quick", position_embedding="none")
 
 
 def test_a_bare_flexivit_resizes_positions_as_flexivit_does(tmp_path):
-    config = {"architecture": "flexivit_small", "model_args": {"num_heads": 4, "img_size": 32}}
-    (tmp_path / "named").mkdir()
-    shutil.copy(MODERN / "timm_flexivit.safetensors", tmp_path / "named" / "model.safetensors")
-    bare = keras_vit.from_checkpoint(MODERN / "timm_flexivit.safetensors", num_heads=4, image_size=48)
-    size = keras_vit.describe(MODERN / "timm_flexivit.safetensors").image_size[0]
-    config["model_args"]["img_size"] = size
-    write_json(tmp_path / "named" / "config.json", config)
-    named = keras_vit.from_checkpoint(tmp_path / "named", image_size=48)
-    assert_equal_weights(bare, named)
+    file = MODERN / "timm_flexivit.safetensors"
+    arguments = {"num_heads": 4, "img_size": keras_vit.describe(file).image_size[0]}
+    named = timm_folder(tmp_path, "modern/timm_flexivit", architecture="flexivit_small", model_args=arguments)
+    bare = keras_vit.from_checkpoint(file, num_heads=4, image_size=48)
+    assert_equal_weights(bare, keras_vit.from_checkpoint(named, image_size=48))
 
 
 def test_a_name_with_gap_means_the_mean_of_the_patches(tmp_path):
@@ -442,11 +458,10 @@ def test_msn_of_newer_transformers_has_a_prefix_on_some_keys_only(tmp_path):
     (tmp_path / "msn").mkdir()
     safetensors.numpy.save_file(mixed, tmp_path / "msn" / "model.safetensors")
     bare = keras_vit.from_checkpoint(tmp_path / "msn", num_heads=3, stored_grid=(3, 5))
-    assert keras_vit.config_of(bare) == config
     assert_equal_weights(model, bare)
     fields = read_json(tmp_path / "hf" / "config.json")
     write_json(tmp_path / "msn" / "config.json", fields | {"model_type": "vit_msn"})
-    assert keras_vit.config_of(keras_vit.from_checkpoint(tmp_path / "msn")) == config
+    assert keras_vit.config_of(bare) == keras_vit.describe(tmp_path / "msn").config == config
 
 
 def test_a_mean_beside_a_class_token_is_read_and_written(tmp_path):
@@ -468,15 +483,15 @@ def test_a_mean_beside_a_class_token_is_read_and_written(tmp_path):
 
 
 def test_a_bottleneck_bit_without_config_is_refused_for_its_padding(tmp_path):
-    (tmp_path / "bit").mkdir()
-    shutil.copy(FIXTURES / "hf_bit_bottleneck_same" / "model.safetensors", tmp_path / "bit")
+    shutil.copy(FIXTURES / "hf_bit_bottleneck_same" / "model.safetensors", tmp_path)
     with pytest.raises(UserError, match="put the config.json beside the file"):
-        keras_vit.from_checkpoint(tmp_path / "bit")
+        keras_vit.from_checkpoint(tmp_path)
 
 
-def test_default_heads_are_for_official_models_only(tmp_path):
-    small = keras_vit.build(dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=1), image_size=32)
-    keras_vit.save_checkpoint(small, tmp_path / "x.safetensors", layout="timm")
+def test_default_heads_are_for_official_models_only(official_file, tmp_path):
+    arrays = safetensors.numpy.load_file(official_file)
+    one_block = {key: array for key, array in arrays.items() if not re.match("blocks.[1-9]", key)}
+    safetensors.numpy.save_file(one_block, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="no official model is 192 wide with 1 layers"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
@@ -484,15 +499,15 @@ def test_default_heads_are_for_official_models_only(tmp_path):
 # transformers 5.23.0 writes all fields, older versions those that differ from the defaults of the config classes.
 def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
     folder = with_config(tmp_path / "heads", drop=("num_attention_heads", "layer_norm_eps", "hidden_act"))
-    config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
+    config = keras_vit.describe(folder).config
     assert (config.num_heads, config.layer_norm_epsilon, config.gelu) == (12, 1e-12, "erf")
     msn = with_config(tmp_path / "msn", drop=("num_attention_heads", "layer_norm_eps"), model_type="vit_msn")
-    config = keras_vit.config_of(keras_vit.from_checkpoint(msn))
+    config = keras_vit.describe(msn).config
     assert (config.num_heads, config.layer_norm_epsilon) == (12, 1e-6)
     for field, sentence in (("patch_size", r"patch_size=\(16, 16\)"), ("hidden_size", "hidden_size=768")):
         with pytest.raises(UserError, match=sentence):
             keras_vit.from_checkpoint(with_config(tmp_path / field, drop=[field]))
-    with pytest.raises(UserError, match="neither model_type nor num_attention_heads"):
+    with pytest.raises(UserError, match="'model_type' as a name, or num_attention_heads"):
         keras_vit.from_checkpoint(with_config(tmp_path / "none", drop=("model_type", "num_attention_heads")))
 
 
@@ -510,11 +525,8 @@ def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
 )
 def test_missing_fields_of_a_bit_config_have_defaults(fixture, field, sentence, tmp_path):
     folder = with_config(tmp_path, fixture=fixture, drop=[field])
-    if sentence is None:
-        keras_vit.from_checkpoint(folder)
-        return
-    with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(folder)
+    with contextlib.nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
+        keras_vit.describe(folder)
 
 
 @pytest.mark.parametrize("image_size", [None, 24, 48])
@@ -522,7 +534,7 @@ def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_pa
     """DINOv2's weights are for 518 pixels, and its processor crops 224 of 256."""
     processor = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 10}, "resample": 4}
     folder = with_config(tmp_path, "preprocessor_config.json", **processor, crop_size={"height": 8, "width": 8})
-    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder, image_size=image_size))
+    found = images_of(folder, image_size=image_size)
     size = image_size or 32
     assert (found.resize, found.image_size, found.crop_from) == ("resize-small", (size, size), round(1.25 * size))
 
@@ -563,11 +575,11 @@ def test_a_saved_processor_makes_the_pixels_of_the_model(fields, tmp_path):
     config = dataclasses.replace(TINY, patch_size=8)
     model = keras_vit.build(config, preprocessing=preprocessing, num_classes=3)
     keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
-    assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path / "hf")) == preprocessing
+    assert images_of(tmp_path / "hf") == preprocessing
 
 
 @pytest.mark.parametrize(
-    ("size", "resize", "words"), [((16, 24), "crop", "'crop' to 16x24"), ((24, 24), "pad", "cannot resize by 'pad'")]
+    ("size", "resize", "words"), [((16, 24), "crop", "'crop' to 16x24"), ((24, 24), "pad", "'pad' to 24x24")]
 )
 def test_what_transformers_cannot_resize_is_not_saved_for_it(size, resize, words, tmp_path):
     preprocessing = keras_vit.Preprocessing(size, resize=resize)
@@ -587,7 +599,7 @@ def test_a_file_with_two_models_is_refused(prefix, tmp_path):
 
 def test_a_long_list_of_keys_is_shortened(tmp_path):
     arrays = read_npz(FIXTURES / "vit_token.npz")
-    model = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz")
+    model = loaded(FIXTURES / "vit_token.npz")
     write_npz(tmp_path / "x.npz", arrays | {f"{number:05}{'x' * 300}": np.zeros(1) for number in range(2000)})
     with pytest.raises(UserError, match="unexpected keys: .* and 1990 more") as caught:
         keras_vit.load_checkpoint(model, tmp_path / "x.npz")
@@ -595,50 +607,17 @@ def test_a_long_list_of_keys_is_shortened(tmp_path):
 
 
 # transformers 5.23.0 and timm 1.0.31: logits were off by as much as their size.
-@pytest.mark.parametrize(("layout", "name"), [("huggingface", "x"), ("timm", "x.safetensors")])
-def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_path, monkeypatch):
-    config = ResNetConfig((1,) * 5, 32, (128,) * 5)
-    model = keras_vit.build(config, image_size=32, num_classes=3)
-    with pytest.raises(UserError, match=f"{layout} cannot express a ResNet of 5 stages"):
-        keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
-    monkeypatch.setattr(keras_vit.checkpoints.layouts, "TORCH_STAGES", 5)
-    keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
-    with pytest.raises(UserError, match="has 5 stages"):
-        keras_vit.from_checkpoint(tmp_path / name)
-    monkeypatch.undo()
+def test_a_fifth_stage_is_refused_because_torch_dilates_it(tmp_path, monkeypatch):
+    model = keras_vit.build(ResNetConfig((1,) * 5, 32, (128,) * 5), image_size=32, num_classes=3)
     keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
-    loaded = keras_vit.from_checkpoint(tmp_path / "x.npz")
-    assert len(keras_vit.config_of(loaded).block_units) == 5
-
-
-SQUARE = {"height": 32, "width": 32}
-CROPPED = {"size": {"height": 40, "width": 40}, "crop_size": SQUARE}
-
-
-@pytest.mark.parametrize(
-    ("processor", "resize", "crop_from", "interpolation"),
-    [
-        ({"resample": 3, "size": 32}, "stretch", None, "bicubic"),
-        ({"resample": 0, "size": 32}, "stretch", None, "nearest"),
-        ({"do_resize": False}, "stretch", None, "bilinear"),
-        ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, "stretch", None, "bilinear"),
-        ({"size": 32, "do_center_crop": True, "crop_size": 32, "resample": 2}, "stretch", None, "bilinear"),
-        ({"feature_extractor_type": "DeiTFeatureExtractor", **CROPPED}, "stretch", (40, 40), "bicubic"),
-        ({"image_processor_type": "DeiTImageProcessorFast", **CROPPED}, "stretch", (40, 40), "bicubic"),
-        ({"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32}, "resize-small", 32, "bicubic"),
-        ({"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 32}, "resize-small", 37, "bicubic"),
-        ({"image_processor_type": "SiglipImageProcessor", "size": SQUARE}, "stretch", None, "bicubic"),
-    ],
-)
-def test_the_filter_mean_and_deviation_are_those_of_the_processor(
-    processor, resize, crop_from, interpolation, tmp_path
-):
-    mean_and_deviation = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
-    folder = with_config(tmp_path, "preprocessor_config.json", **mean_and_deviation, **processor)
-    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
-    assert (found.resize, found.crop_from, found.value_range) == (resize, crop_from, (-2.0, 2.0))
-    assert found.image_size == (32, 32)
-    assert (found.interpolation, found.dtype, found.library) == (interpolation, "uint8", "transformers")
+    assert len(keras_vit.describe(tmp_path / "x.npz").config.block_units) == 5
+    for layout, name in (("huggingface", "x"), ("timm", "x.safetensors")):
+        with pytest.raises(UserError, match=f"{layout} cannot express a ResNet of 5 stages"):
+            keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
+    monkeypatch.setattr(keras_vit.checkpoints.layouts, "TORCH_STAGES", 5)
+    keras_vit.save_checkpoint(model, tmp_path / "x", layout="huggingface")
+    with pytest.raises(UserError, match="has 5 stages"):
+        keras_vit.from_checkpoint(tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -653,8 +632,7 @@ def test_the_filter_mean_and_deviation_are_those_of_the_processor(
     ],
 )
 def test_images_are_resized_as_pretrained_cfg_says(pretrained, fields, tmp_path):
-    model = keras_vit.from_checkpoint(timm_vit(tmp_path, **pretrained), image_size=32)
-    found = dataclasses.asdict(keras_vit.preprocessing_of(model))
+    found = dataclasses.asdict(images_of(timm_vit(tmp_path, **pretrained), image_size=32))
     assert {name: found[name] for name in fields} == fields
 
 

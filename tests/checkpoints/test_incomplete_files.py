@@ -11,7 +11,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError
-from tests.support import FIXTURES, assert_equal_weights
+from tests.support import FIXTURES, assert_equal_weights, changed_folder
 
 MODERN = FIXTURES / "modern"
 
@@ -51,21 +51,14 @@ REMOVED_OF_TIMM = [
 ]
 
 
-def copy_without(name: str, part: str, folder: pathlib.Path) -> pathlib.Path:
-    """A golden folder without the arrays whose key contains `part`."""
-    shutil.copytree(MODERN / name, copy := folder / "copy")
-    arrays = safetensors.numpy.load_file(copy / "model.safetensors")
-    kept = {key: array for key, array in arrays.items() if part not in f".{key}"}
-    assert len(kept) < len(arrays)
-    safetensors.numpy.save_file(kept, copy / "model.safetensors")
-    return copy
-
-
 @pytest.mark.parametrize(("name", "part", "words"), REMOVED)
 def test_a_component_that_every_model_of_the_family_has_is_missed(name, part, words, tmp_path):
-    folder = copy_without(name, part, tmp_path)
-    if part == "visual_projection":
-        change(folder, architectures=["CLIPVisionModelWithProjection"])
+    fields = {"architectures": ["CLIPVisionModelWithProjection"]} if part == "visual_projection" else {}
+    folder = changed_folder(MODERN / name, tmp_path / "x", **fields)
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    kept = {key: array for key, array in arrays.items() if part not in f".{key}"}
+    assert len(kept) < len(arrays)
+    safetensors.numpy.save_file(kept, folder / "model.safetensors")
     with pytest.raises(UserError, match=re.escape(words)):
         keras_vit.from_checkpoint(folder)
 
@@ -85,31 +78,17 @@ def test_a_component_that_the_architecture_of_timm_has_is_missed(name, architect
         keras_vit.from_checkpoint(tmp_path)
 
 
-def change(folder: pathlib.Path, **fields) -> None:
-    """Set fields of config.json; None removes one."""
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | fields
-    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
-
-
-def copy_of(name: str, folder: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(shutil.copytree(MODERN / name, folder / "copy"))
-
-
 def test_two_configs_of_a_tower_that_differ_are_refused_and_equal_ones_are_not(tmp_path):
-    folder = copy_of("hf_clip", tmp_path)
-    tower = json.loads((folder / "config.json").read_text())
-    size = {"hidden_size": tower["hidden_size"]}
-    change(folder, model_type="clip", vision_config=tower, vision_config_dict=size)
-    before = keras_vit.config_of(keras_vit.from_checkpoint(folder))
-    assert before.gelu == {"gelu": "erf", "quick_gelu": "quick"}[tower["hidden_act"]]
-    change(folder, vision_config=None, vision_config_dict=tower)
-    assert keras_vit.config_of(keras_vit.from_checkpoint(folder)) == before
-    change(folder, vision_config=tower)
-    other = "gelu" if tower["hidden_act"] == "quick_gelu" else "quick_gelu"
-    change(folder, vision_config_dict={"hidden_act": other})
-    with pytest.raises(UserError, match=f"in vision_config' as '{other}', as vision_config_dict does"):
-        keras_vit.from_checkpoint(folder)
+    tower = json.loads((MODERN / "hf_clip" / "config.json").read_text())
+
+    def with_older(name: str, older: dict, drop: str = "") -> pathlib.Path:
+        fields = {"model_type": "clip", "vision_config": tower, "vision_config_dict": older}
+        return changed_folder(MODERN / "hf_clip", tmp_path / name, drop=[drop], **fields)
+
+    size, alone = with_older("size", {"hidden_size": tower["hidden_size"]}), with_older("alone", tower, "vision_config")
+    assert keras_vit.describe(size).config == keras_vit.describe(alone).config
+    with pytest.raises(UserError, match="in vision_config' as 'relu', as vision_config_dict does"):
+        keras_vit.from_checkpoint(with_older("other", {"hidden_act": "relu"}))
 
 
 @pytest.mark.parametrize("kind", ["beit", ["vit"], {"vit": 1}])
@@ -122,12 +101,10 @@ def test_a_config_of_another_model_beside_a_file_of_timm_is_refused(kind, tmp_pa
 
 
 def test_without_a_model_type_the_arrays_tell_which_values_are_supported(tmp_path):
-    folder = copy_of("hf_dinov3", tmp_path)
-    change(folder, model_type=None)
-    keras_vit.from_checkpoint(folder)
-    change(folder, rope_theta=50.0)
+    keras_vit.describe(changed_folder(MODERN / "hf_dinov3", tmp_path / "own", drop=["model_type"]))
     with pytest.raises(UserError, match="unsupported rope_theta=50.0; supported: 100.0"):
-        keras_vit.from_checkpoint(folder)
+        other = {"drop": ["model_type"], "rope_theta": 50.0}
+        keras_vit.from_checkpoint(changed_folder(MODERN / "hf_dinov3", tmp_path / "other", **other))
 
 
 def test_a_dinov3_without_biases_of_its_attention_is_read_again(tmp_path):
@@ -183,21 +160,20 @@ def test_the_mlp_ratio_of_timms_packed_swiglu_counts_gate_and_value(tmp_path):
 
 @pytest.mark.parametrize("name", ["hf_deit", "hf_dinov2_classifier"])
 def test_a_config_of_transformers_with_other_classes_or_channels_is_refused(name, tmp_path):
-    folder = copy_of(name, tmp_path)
-    classes = keras_vit.from_checkpoint(folder).output_shape[-1]
-    for fields, words in (
-        ({"id2label": {str(index): f"n{index}" for index in range(classes + 1)}}, f"classes in id2label={classes + 1}"),
-        ({"id2label": None, "num_labels": classes + 1}, f"num_labels={classes + 1}"),
-        ({"num_labels": None, "num_channels": 1}, "num_channels=1"),
+    classes = keras_vit.describe(MODERN / name).num_classes
+    for number, (fields, words) in enumerate(
+        (
+            ({"id2label": dict.fromkeys(map(str, range(classes + 1)), "n")}, f"classes in id2label={classes + 1}"),
+            ({"drop": ["id2label"], "num_labels": classes + 1}, f"num_labels={classes + 1}"),
+            ({"num_channels": 1}, "num_channels=1"),
+        )
     ):
-        change(folder, **fields)
         with pytest.raises(UserError, match=re.escape(words)):
-            keras_vit.from_checkpoint(folder)
+            keras_vit.from_checkpoint(changed_folder(MODERN / name, tmp_path / str(number), **fields))
 
 
 def test_a_gated_dinov2_whose_config_does_not_say_so_is_refused(tmp_path):
-    folder = copy_of("hf_dinov2_swiglu", tmp_path)
-    keras_vit.from_checkpoint(folder)
-    change(folder, model_type=None, use_swiglu_ffn=None, mlp_ratio=None)
+    keras_vit.describe(MODERN / "hf_dinov2_swiglu")
+    drop = ["model_type", "use_swiglu_ffn", "mlp_ratio"]
     with pytest.raises(UserError, match="says no use_swiglu_ffn and thus a gated MLP=False"):
-        keras_vit.from_checkpoint(folder)
+        keras_vit.from_checkpoint(changed_folder(MODERN / "hf_dinov2_swiglu", tmp_path / "x", drop=drop))

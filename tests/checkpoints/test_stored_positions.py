@@ -10,9 +10,11 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
+from keras_vit.checkpoints.checkpoint import open_checkpoint
+from keras_vit.checkpoints.key_mapping import POSITIONS
 from keras_vit.checkpoints.save import convert
 from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES, assert_equal_weights, randomize
+from tests.support import FIXTURES, assert_equal_weights, others_slow, randomize
 
 MODERN = FIXTURES / "modern"
 # The config.json of the tests do not say how images are resized.
@@ -47,7 +49,7 @@ def test_the_image_size_is_checked_against_the_new_patch_size(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "x.npz", patch_size=5, image_size=32)
 
 
-@pytest.mark.parametrize("name", ["hf_dinov2", "hf_dinov2_registers"])
+@pytest.mark.parametrize("name", others_slow(["hf_dinov2", "hf_dinov2_registers"], "hf_dinov2_registers"))
 def test_dinov2_resizes_a_square_of_stored_positions_to_images_that_are_not_square(name, tmp_path):
     folder = pathlib.Path(shutil.copytree(MODERN / name, tmp_path / "wide"))
     arrays = safetensors.numpy.load_file(folder / "model.safetensors")
@@ -108,14 +110,14 @@ def test_the_input_size_of_a_timm_folder_decides_where_it_agrees_with_a_square_t
 
 
 def test_rotary_positions_are_not_loaded_into_a_model_without_them():
-    config = keras_vit.config_of(keras_vit.from_checkpoint(MODERN / "hf_dinov3"))
+    config = keras_vit.describe(MODERN / "hf_dinov3").config
     other = dataclasses.replace(config, position_embedding="none")
     model = keras_vit.build(other, image_size=20, num_classes=0)
     with pytest.raises(UserError, match="position_embedding='rotary', but this one has 'none'"):
         keras_vit.load_checkpoint(model, MODERN / "hf_dinov3")
 
 
-@pytest.mark.parametrize("name", ["hf_dinov2", "hf_dinov3", "hf_siglip", "hf_mae"])
+@pytest.mark.parametrize("name", others_slow(["hf_dinov2", "hf_dinov3", "hf_siglip", "hf_mae"], "hf_dinov3", "hf_mae"))
 def test_a_model_without_head_is_converted_to_its_own_layout(name, tmp_path, capsys):
     convert(MODERN / name, tmp_path / "converted", "huggingface")
     printed = capsys.readouterr().out
@@ -142,8 +144,7 @@ def test_the_grid_tells_whether_timm_has_positions_of_the_registers(grid, first,
     arrays = safetensors.numpy.load_file(MODERN / "timm_reg_gap.safetensors")
     table = arrays["pos_embed"] = arrays["pos_embed"][:, :20].copy()
     safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
-    model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4, stored_grid=grid)
-    np.testing.assert_array_equal(positions(model), table[:, first:])
-    registers = np.asarray(model.get_layer("registers").get_weights()[0])
-    np.testing.assert_array_equal(registers, arrays["reg_token"] + (table[:, :4] if first else 0))
-    assert keras_vit.load_checkpoint(model, tmp_path / "x.safetensors", stored_grid=grid).resized == ()
+    weights = open_checkpoint(tmp_path / "x.safetensors", grid).weights
+    np.testing.assert_array_equal(weights[POSITIONS].read(), table[:, first:])
+    registers = arrays["reg_token"] + (table[:, :4] if first else 0)
+    np.testing.assert_array_equal(weights["registers/tokens"].read(), registers)

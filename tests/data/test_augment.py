@@ -1,8 +1,12 @@
-"""What training does to images: operations as PIL has them, and every choice from a seed."""
+"""What training does to images: operations as PIL has them, and every choice from a seed; colors by keras-cv."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+import sys
+from collections.abc import Callable, Iterator
 
+import keras
 import numpy as np
 import PIL.Image
 import PIL.ImageEnhance
@@ -400,6 +404,30 @@ def test_the_operations_of_3_augment_are_chosen_evenly_and_put_back_in_order():
     assert np.bincount((choices * 3).astype(int)).tolist() == [4, 4, 4]
 
 
+@pytest.fixture(name="make_layers_anew")
+def _make_layers_anew() -> Iterator[Callable[[], None]]:
+    """The layers are new at the begin, and when this is called."""
+    forget = augment._layers.cache_clear
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.mark.parametrize("made", ["in a graph", "for replicas", "in mixed precision"])
+def test_layers_are_the_same_wherever_they_are_made(make_layers_anew, made):
+    policy = keras.config.dtype_policy()
+    change = functools.partial(augment.augment_colors, IMAGES[:4], draws(5)[:4], jitter=0.3, three=True)
+    with contextlib.ExitStack() as stack:
+        if made == "for replicas":
+            stack.enter_context(tf.distribute.MirroredStrategy(["CPU:0"]).scope())
+        elif made == "in mixed precision":
+            stack.callback(keras.config.set_dtype_policy, policy)
+            keras.config.set_dtype_policy("mixed_bfloat16")
+        changed = (tf.function(change) if made == "in a graph" else change)()
+    make_layers_anew()
+    np.testing.assert_array_equal(changed, change())
+
+
 @pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_colors_change_nothing_else(channels):
     """Neither the order of the examples nor how they are mixed."""
@@ -407,6 +435,16 @@ def test_colors_change_nothing_else(channels):
     (colored, labels), (others, same) = (steps_of(recipe, images) for recipe in (COLORED, PLAIN))
     np.testing.assert_array_equal(labels, same)
     assert (colored != others).any(axis=(2, 3, 4)).mean() > 0.9
+
+
+def test_runs_without_colors_do_without_keras_cv(make_layers_anew, monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras_cv", None)
+    with pytest.raises(ImportError):
+        augment.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
+    recipe = dataclasses.replace(PLAIN, batch_size=2)
+    split = array_split(np.zeros((4, 6, 8, 3), np.uint8), np.zeros(4, int), ("a",))
+    next(iter(training_batches(split, recipe, recipe.preprocessing(3), num_classes=1, seed=0, first_step=0)))
+    assert "keras_cv" not in vars(augment)
 
 
 def test_the_recipe_like_deit_iii():

@@ -68,4 +68,6 @@ def test_one_process_writes_a_folder(tmp_path, monkeypatch):
     written("atomic_folder", tmp_path / "out")
     with pytest.raises(UserError, match="out exists by now"):
         written("atomic_folder", tmp_path / "out")
-    assert names(tmp_path) == {"out", "out/x"}
+    with pytest.raises(UserError, match="new exists by now"), atomic.atomic_folder(tmp_path / "new"):
+        (tmp_path / "new" / "of another").mkdir(parents=True)
+    assert names(tmp_path) == {"out", "out/x", "new", "new/of another"}

@@ -11,15 +11,16 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit.images import graph, resizing
+from tests.support import others_slow
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
 INDEX = json.loads((FOLDER / "index.json").read_text())
 
 
-@pytest.fixture(name="golden", scope="module", params=INDEX["processors"])
-def _golden(request):
-    """(model, recorded arrays) of a processor."""
-    return keras_vit.from_checkpoint(FOLDER / request.param), dict(np.load(FOLDER / f"{request.param}.npz"))
+@functools.cache
+def golden(processor: str):
+    """(model, recorded arrays)."""
+    return keras_vit.from_checkpoint(FOLDER / processor), dict(np.load(FOLDER / f"{processor}.npz"))
 
 
 def assert_close(pixels, expected, value_range, *, equal):
@@ -30,8 +31,9 @@ def assert_close(pixels, expected, value_range, *, equal):
     assert np.mean(levels > 0.5) <= 0.005
 
 
-def test_a_pil_image_has_the_pixels_and_logits_of_the_original(golden):
-    model, expected = golden
+@pytest.mark.parametrize("processor", INDEX["processors"])
+def test_a_pil_image_has_the_pixels_and_logits_of_the_original(processor):
+    model, expected = golden(processor)
     preprocessing, inputs = keras_vit.preprocessing_of(model), []
     for name in INDEX["pictures"]:
         with PIL.Image.open(FOLDER / "pictures" / name) as image:
@@ -48,8 +50,12 @@ def _decoder(library: str):
     return tf.function(preprocessing.decode, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
 
-def test_a_file_in_a_graph_has_the_pixels_of_the_original(golden):
-    model, expected = golden
+# Both libraries, all filters and rules of resizing.
+@pytest.mark.parametrize(
+    "processor", others_slow(INDEX["processors"], "hf_vit", "hf_clip", "timm_border", "timm_squash", "timm_full")
+)
+def test_a_file_in_a_graph_has_the_pixels_of_the_original(processor):
+    model, expected = golden(processor)
     preprocessing = keras_vit.preprocessing_of(model)
     resized = tf.function(
         lambda image: preprocessing.normalize(preprocessing.resized(image)),
@@ -74,20 +80,18 @@ def test_the_filters_in_a_graph_are_pillows_for_tall_wide_and_tiny_images(interp
             assert np.mean(found != expected) <= 0.005
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_images_are_padded_blurred_and_resized_as_owlv2_was_trained(in_graph):
+def test_images_are_padded_blurred_and_resized_as_owlv2_was_trained():
     """The Owlv2ImageProcessor of transformers 4.57.1, for 48 x 48 pixels; the noise is smaller than that."""
     expected, fixture = dict(np.load(FOLDER / "owlv2.npz")), FOLDER.parent / "tasks" / "hf_owlv2"
     preprocessing = keras_vit.preprocessing_of(keras_vit.from_checkpoint(fixture)).for_image_size(48)
-    prepare = preprocessing
-    if in_graph:
-        specification = [tf.TensorSpec((None, None, 3), tf.uint8)]
-        prepare = tf.function(preprocessing.__call__, input_signature=specification, autograph=False)
+    specification = [tf.TensorSpec((None, None, 3), tf.uint8)]
+    in_graph = tf.function(preprocessing.__call__, input_signature=specification, autograph=False)
     photos = {"noise.pixels": expected.pop("noise")}
     for name in expected.keys() - photos.keys():
         with PIL.Image.open(FOLDER / "pictures" / name) as image:
             photos[name] = np.asarray(image.convert("RGB"))
     low, high = preprocessing.channel_ranges()
     for name, pixels in photos.items():
-        shares = (np.asarray(prepare(pixels)) - expected[name]) / np.subtract(high, low)
-        assert np.abs(shares).max() < 1e-6, name
+        for prepare in (preprocessing, in_graph):
+            shares = (np.asarray(prepare(pixels)) - expected[name]) / np.subtract(high, low)
+            assert np.abs(shares).max() < 1e-6, name

@@ -129,12 +129,6 @@ def test_of_an_animation_only_the_first_frame_is_read():
     np.testing.assert_array_equal(*(decode_file(each, "x", accurate=True, upright=True) for each in (data, damaged)))
 
 
-def test_a_file_that_declares_gigabytes_is_refused():
-    data = bytearray(gray("PNG"))
-    data[16:24] = struct.pack(">II", 60_000, 60_000)
-    assert in_graph(bytes(data)) is None
-
-
 def exif(orientation: int, order: str, kind: int = 3) -> bytes:
     """An EXIF block with other entries before and after the orientation."""
     value = struct.pack(order + ("I" if kind == 4 else "HH"), *((orientation,) if kind == 4 else (orientation, 0)))
@@ -171,7 +165,7 @@ def test_damaged_orientations_are_read_alike_and_stay_within_bounds(order):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "box", "nearest"])
 def test_an_image_that_is_resized_to_known_sides_has_them_before_the_graph_runs(interpolation):
     """Training needs them: patches are cut by numbers."""
-    resize = tf.function(lambda image: graph.resize_bytes(image, (12, 16), interpolation))
+    resize = tf.function(lambda image: graph.resize_bytes(image, (12, 16), interpolation), autograph=False)
     assert resize.get_concrete_function(tf.TensorSpec((None, None, 3), tf.uint8)).output_shapes == (12, 16, 3)
 
 

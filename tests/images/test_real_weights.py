@@ -14,8 +14,6 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export.inference_model import float32_copy, inference_model
-from export.tflite.gptq import round_kernels
 
 IMAGES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels" / "pictures"
 FOLDER = pathlib.Path(os.environ.get("KERAS_VIT_DINOV2", "missing"))
@@ -67,68 +65,3 @@ def test_a_file_has_the_tokens_of_pillows_pixels(path, model, tokens):
     if (FOLDER / "tokens.npz").is_file():
         with np.load(FOLDER / "tokens.npz") as reference:
             np.testing.assert_allclose(expected, reference[path.name], atol=1e-3 * np.abs(expected).max())
-
-
-@pytest.fixture(name="photos", scope="module")
-def _images() -> np.ndarray:
-    return np.stack([as_the_processor_says(path) for path in sorted(IMAGES.iterdir())])
-
-
-@pytest.fixture(name="features", scope="module")
-def _features(model, photos) -> np.ndarray:
-    return model.predict(photos, verbose=0)
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square error relative to the spread of the features over the images."""
-    return float(np.sqrt(np.mean(np.square(found - expected)) / np.mean(np.var(expected, axis=0))))
-
-
-def test_attention_in_chunks_has_the_same_features(model, photos, features):
-    copy = float32_copy(model)
-    keras_vit.chunk_attention(copy, 60)
-    np.testing.assert_allclose(copy.predict(photos, verbose=0), features, atol=1e-4)
-
-
-def test_bfloat16_is_near_float32(model, photos, features):
-    found = np.asarray(inference_model(model, "bfloat16").predict(photos, verbose=0), np.float32)
-    assert relative_error(found, features) < 0.1
-
-
-def test_few_merged_tokens_change_the_features_little(model, photos, features):
-    errors = [
-        relative_error(inference_model(model, merge_tokens=merged).predict(photos, verbose=0), features)
-        for merged in (2, 8)
-    ]
-    assert 0 < errors[0] < errors[1] < 0.6
-
-
-def test_adapters_are_merged_into_the_exported_kernels(model, photos):
-    copy = float32_copy(model)
-    rng = np.random.default_rng(0)
-    for layer in copy.layers:
-        if layer.name.endswith((".query", ".value")):
-            layer.enable_lora(4)
-            layer.lora_kernel_b.assign(rng.normal(scale=0.02, size=layer.lora_kernel_b.shape))
-    expected = copy.predict(photos, verbose=0)
-    np.testing.assert_allclose(inference_model(copy).predict(photos, verbose=0), expected, atol=2e-4)
-
-
-def test_gptq_halves_the_error_of_weights_in_eight_bits(model, photos, features):
-    # Other images than those that are measured.
-    calibration = np.concatenate([photos[:, ::-1], photos[:, :, ::-1], photos[:, ::-1, ::-1]])
-    to_nearest, by_gptq = in_eight_bits(float32_copy(model)), round_kernels(model, [calibration])
-    errors = [
-        relative_error(in_eight_bits(network).predict(photos, verbose=0), features) for network in (to_nearest, by_gptq)
-    ]
-    assert errors[1] < 0.5 * errors[0]
-
-
-def in_eight_bits(model):
-    """Round the kernels of all dense layers to nearest, with one scale for each unit."""
-    for layer in model.layers:
-        if hasattr(layer, "kernel") and len(layer.kernel.shape) == 2:
-            kernel = np.asarray(layer.kernel)
-            steps = np.abs(kernel).max(axis=0) / 127
-            layer.kernel.assign(np.round(kernel / steps) * steps)
-    return model

@@ -6,7 +6,7 @@ import pytest
 
 from keras_vit import MODELS, ConvStem, ResNetConfig
 from keras_vit.models.complexity import Costs, costs
-from tests.support import TINY, TINY_IMAGE, TINY_STEM
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow
 
 CONFIGS = {
     "token": TINY,
@@ -42,7 +42,9 @@ COUNTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", others_slow(CONFIGS, "token", "map", "relative", "axial", "hybrid", "conv stem", "BiT", "AxialResNet")
+)
 def test_costs_are_those_worked_out_from_the_configuration(name):
     image = (32, 48) if isinstance(CONFIGS[name], ResNetConfig) or CONFIGS[name].stem else TINY_IMAGE
     classes = 0 if name == "features" else 3
@@ -64,14 +66,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-# Those that are quick to build; all of them belong to the long proofs.
-_QUICK = {("ViT-Ti_16", 224), ("R+ViT-Ti_16", 384), ("BiT-R50x1", 224)}
-
-
-@pytest.mark.parametrize(
-    ("name", "side"),
-    [case if case in _QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in PUBLISHED],
-)
+@pytest.mark.parametrize(("name", "side"), others_slow(PUBLISHED, ("R+ViT-Ti_16", 384)))
 def test_operations_are_those_published(name, side):
     found = costs(MODELS[name], (side, side))
     tables = (found.multiply_adds + found.normalization) / 1e9

@@ -51,22 +51,6 @@ def test_a_patch_made_larger_has_the_same_embedding(height, width, more_height, 
     np.testing.assert_allclose(embedding, embed(patch, kernel), atol=1e-11)
 
 
-@hypothesis.given(SIDES, SIDES, SIDES, SIDES)
-def test_no_other_kernel_is_nearer_for_white_noise(height, width, new_height, new_width):
-    kernel = random(height, width, 3, 2)
-    resized = resize_patch_kernel(kernel, (new_height, new_width))
-    # Embedding resized patches with it equals embedding patches with B^T resized.
-    back = [resampling_matrix(*sides, "bilinear") for sides in ((height, new_height), (width, new_width))]
-    error = np.einsum("yh,xw,yxcd->hwcd", *back, resized) - kernel
-    # Least squares: what is left of the kernel is orthogonal to every patch kernel that could be added.
-    np.testing.assert_allclose(resize(error, (new_height, new_width)), 0.0, atol=1e-11)
-
-
-def test_a_kernel_of_the_same_size_is_left_as_it_is():
-    kernel = random(5, 3, 2, 7)
-    np.testing.assert_array_equal(resize_patch_kernel(kernel, (5, 3)), kernel)
-
-
 def test_a_half_precision_kernel_is_rounded_once_at_the_end():
     kernel = random(5, 3, 2, 7).astype(np.float16)
     for adapted, exact in [

@@ -12,7 +12,6 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.files.keras_model import load_model
 from keras_vit.models.self_supervised import CorruptPatches, RandomMasking, masked_autoencoder, masked_patch_model
-from keras_vit.run import Run
 from training import finetune
 from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
@@ -28,12 +27,11 @@ RECIPE = dataclasses.replace(
 )  # fmt: skip
 
 
-@pytest.fixture(name="finished", scope="module")
-def _finished(tmp_path_factory) -> Run:
-    folder = tmp_path_factory.mktemp("runs") / "masked"
-    return pretraining.pretrain(
-        PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=RECIPE), "tiny-masked"
-    )
+SINCOS = dataclasses.replace(TINY, classifier="token", position_embedding="sincos-2d")
+AUTOENCODER = dataclasses.replace(
+    RECIPE, model=dataclasses.replace(SINCOS, classifier="gap"), target="patch-normalized-pixels", corruption=0.75,
+    decoder_layers=1, decoder_width=32,
+)  # fmt: skip
 
 
 def objective(target: str, patch=(4, 6), channels=3, value_range=(-1.0, 1.0)) -> MaskedPatches:
@@ -181,55 +179,34 @@ def test_without_corruption_the_encoder_is_that_of_the_plain_model(final_norm):
     np.testing.assert_allclose(predictions, expected, atol=1e-5)
 
 
+def test_a_run_without_classes_says_what_it_needs(tmp_path):
+    keras_vit.build(TINY, image_size=8, channels=1, num_classes=None).save(tmp_path / "model.keras")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "labels.txt").write_text("0\n1\n")
+    with pytest.raises(UserError, match="add a head with keras-vit finetune"):
+        keras_vit.load(tmp_path)
+
+
 @pytest.mark.slow
-def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
+@pytest.mark.parametrize("recipe", [RECIPE, AUTOENCODER], ids=["patches", "autoencoder"])
+def test_a_run_learns_and_its_features_are_fine_tuned_to_classes(recipe, tmp_path):
+    options = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "masked"), recipe=recipe)
+    finished = pretraining.pretrain(options, "tiny-masked")
     losses = [record["loss"] for record in finished.metrics()]
     assert losses[-1] < losses[0]
-    model = load_model(finished.path)
-    assert keras_vit.config_of(model) == TINY
-    assert model.output_shape == (None, 12)
-    assert not any("mask" in weight.path for weight in model.weights)
     assert (finished.path / "curves.png").is_file()
-
-
-def test_a_run_without_classes_says_what_it_needs(finished):
-    with pytest.raises(UserError, match="add a head with keras-vit finetune"):
-        keras_vit.load(finished.path)
-
-
-@pytest.mark.slow
-def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
     command = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8"]
     command += ["--warmup-steps", "1", "--image-size", "8", "8", "--learning-rate", "1e-9"]
     finetune.main([*command, "--checkpoint", str(finished.path), "--workdir", str(tmp_path / "fine")])
     before = load_model(finished.path)
+    assert keras_vit.config_of(before) == recipe.model
+    assert not any("mask" in weight.path or "decoder" in weight.path for weight in before.weights)
     after, _ = keras_vit.load(tmp_path / "fine")
     assert after.output_shape == (None, 10)
     old = {weight.path: np.array(weight) for weight in before.weights}
     for path, value in old.items():
         new = next(np.array(weight) for weight in after.weights if weight.path == path)
         np.testing.assert_allclose(new, value, atol=1e-6, err_msg=path)
-
-
-@pytest.mark.slow
-def test_pixels_have_no_accuracy(tmp_path):
-    recipe = dataclasses.replace(RECIPE, target="patch-pixels", epochs=None, steps=3)
-    arguments = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "run"), recipe=recipe)
-    logged = []
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logged.append(dict(logs)))
-    records = pretraining.pretrain(arguments, "tiny-pixels", callbacks=[callback]).metrics()
-    # The objective's loss, and nothing of Keras beside it.
-    assert logged[-1] == {"loss": records[-1]["loss"], "val_loss": records[-1]["val_loss"]}
-    assert {"loss", "val_loss"} <= records[-1].keys()
-    assert not {"accuracy", "val_accuracy"} & records[-1].keys()
-    assert (tmp_path / "run" / "curves.png").is_file()
-
-
-SINCOS = dataclasses.replace(TINY, classifier="token", position_embedding="sincos-2d")
-AUTOENCODER = dataclasses.replace(
-    RECIPE, model=dataclasses.replace(SINCOS, classifier="gap"), target="patch-normalized-pixels", corruption=0.75,
-    decoder_layers=1, decoder_width=32,
-)  # fmt: skip
 
 
 def test_normalized_pixels_have_the_mean_and_the_sample_variance_of_their_patch_removed():
@@ -321,19 +298,6 @@ def test_in_bfloat16_the_same_patches_are_masked_and_the_loss_is_close():
     np.testing.assert_array_equal(*masked)
     assert losses[1].dtype == np.float32
     np.testing.assert_allclose(*losses, rtol=0.05)  # bfloat16 has 8 bits
-
-
-@pytest.mark.slow
-def test_a_masked_autoencoder_learns_and_is_fine_tuned(tmp_path):
-    options = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "mae"), recipe=AUTOENCODER)
-    run = pretraining.pretrain(options, "tiny-mae")
-    losses = [record["loss"] for record in run.metrics()]
-    assert losses[-1] < losses[0]
-    model = load_model(run.path)
-    assert keras_vit.config_of(model) == AUTOENCODER.model
-    assert not any("mask" in weight.path or "decoder" in weight.path for weight in model.weights)
-    fine = keras_vit.from_checkpoint(run.path, num_classes=3)
-    assert fine.output_shape == (None, 3)
 
 
 def test_the_recipes_of_the_papers():

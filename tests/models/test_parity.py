@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from tests.support import FIXTURES, GOLDEN
+from tests.support import FIXTURES, GOLDEN, others_slow
 
 KINDS = {"vit", "vit_hybrid", "bit", "big_vision_vit", "torch"}
 CHECKPOINTS = [name for name, entry in GOLDEN.items() if entry["kind"] in KINDS]
@@ -39,7 +39,14 @@ def from_golden(name: str, **options):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name != "bit_r111"])
+# Those that differ from a sibling in their pooling, the names of their keys or a layer before the head are slow.
+@pytest.mark.parametrize(
+    "name",
+    others_slow(
+        [name for name in CHECKPOINTS if name != "bit_r111"],
+        *(name for name in CHECKPOINTS if name not in ("vit_token_linen", "timm_vit_avg", "hf_vit_in21k")),
+    ),
+)
 def test_everything_inside_agrees_with_the_original_code(name):
     entry, recorded = golden(name)
     model = from_golden(name)
@@ -63,12 +70,6 @@ def test_everything_inside_agrees_with_the_original_code(name):
 
 def _bounds(tolerance: dict) -> dict:
     return {key: tolerance[key] for key in ("atol", "rtol")}
-
-
-def test_every_intermediate_of_vit_jax_has_the_same_name_here():
-    _, recorded = golden("vit_token")
-    inside = keras_vit.intermediates(from_golden("vit_token"))(recorded["images"])
-    assert inside.keys() == recorded.keys() - {"images", "logits_float64"}
 
 
 def test_the_maps_of_bit_agree_with_big_transfer():

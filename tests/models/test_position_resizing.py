@@ -64,16 +64,6 @@ def test_prefix_tokens_and_corners_stay(rows, columns, new_rows, new_columns, re
         np.testing.assert_allclose(new[-1, -1], old[-1, -1], rtol=1e-6)
 
 
-@hypothesis.given(st.integers(2, 9), st.integers(2, 9), st.integers(2, 12), st.integers(2, 12))
-def test_a_plane_stays_a_plane(rows, columns, new_rows, new_columns):
-    def plane(height, width):
-        y, x = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing="ij")
-        return (2 * y - 3 * x + 1).reshape(1, -1, 1)
-
-    resized = resize_position_embedding(plane(rows, columns), (rows, columns), (new_rows, new_columns), 0)
-    np.testing.assert_allclose(resized, plane(new_rows, new_columns), atol=1e-12)
-
-
 @hypothesis.given(st.integers(2, 40), st.integers(2, 40))
 def test_by_default_each_point_is_its_two_neighbours_by_distance_to_the_last_bit(old, new):
     values = table(old, 1, prefix=0)[0].astype(np.float64)
@@ -111,12 +101,3 @@ def test_the_resamplers_of_keras_are_its_operation(filter_, antialias):
     )
     np.testing.assert_array_equal(resized[:, 1:], np.reshape(expected, (1, 28, 3)))
     np.testing.assert_array_equal(resized[:, :1], values[:, :1])
-
-
-def test_no_row_is_left_zero_where_scipy_leaves_one():
-    np.testing.assert_array_equal(resize_position_embedding(np.ones((1, 784, 1)), (28, 28), (48, 48), 0), 1.0)
-
-
-def test_a_table_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="cannot reshape"):
-        resize_position_embedding(table(4, 4), (3, 5), (4, 4), 1)

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import importlib.util
 import os
 import pathlib
@@ -15,36 +16,10 @@ import tensorflow as tf
 
 import keras_vit
 from export.inference_model import inference_model
-from keras_vit import ConvStem, Preprocessing, ResNetConfig, ShiftedPatches, UserError, ViTConfig
+from keras_vit import ConvStem, Preprocessing, ResNetConfig, ShiftedPatches, ViTConfig
 from keras_vit.files.npz import write_npz
 from keras_vit.files.safetensors import write_safetensors
-from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
-
-_RELOAD = """
-import sys
-import keras_vit, keras, numpy as np
-model = keras.models.load_model(sys.argv[1])
-np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
-assert keras_vit.preprocessing_of(model).image_size == (64, 96)
-"""
-
-
-@pytest.mark.slow
-def test_a_users_script_trains_saves_and_reloads_in_a_fresh_process(tmp_path):
-    config = dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=2)
-    model = keras_vit.build(config, image_size=(64, 96), num_classes=5)
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    images = np.random.default_rng(0).uniform(-1, 1, (8, 64, 96, 3)).astype(np.float32)
-    labels = np.arange(8) % 5
-    model.fit(images, labels, batch_size=4, epochs=1, verbose=0)
-    model.fit(tf.data.Dataset.from_tensor_slices((images, labels)).batch(3), epochs=1, shuffle=False, verbose=0)
-
-    model.save(tmp_path / "model.keras")
-    np.save(tmp_path / "images.npy", images)
-    paths = [str(tmp_path / name) for name in ("model.keras", "images.npy", "logits.npy")]
-    subprocess.run([sys.executable, "-c", _RELOAD, *paths], check=True)
-    np.testing.assert_allclose(np.load(paths[2]), model.predict(images, verbose=0), atol=1e-6)
-
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
 
 _KNOWN = """
 import sys
@@ -56,14 +31,15 @@ assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [
-        pytest.param("import keras; import keras_vit", marks=pytest.mark.slow),
-        pytest.param("import keras_vit, tensorflow, keras", marks=pytest.mark.slow),
+        "import keras; import keras_vit",
+        "import keras_vit, tensorflow, keras",
         "import keras_vit; from keras import ops; import keras",
-        pytest.param("import keras_vit.models.layers, keras", marks=pytest.mark.slow),
-        pytest.param("from keras_vit.checkpoints.load import assign; import keras", marks=pytest.mark.slow),
+        "import keras_vit.models.layers, keras",
+        "from keras_vit.checkpoints.load import assign; import keras",
     ],
 )
 def test_keras_knows_our_layers_in_whatever_order_they_are_imported(imports):
@@ -131,12 +107,12 @@ CONFORMANCE = {
 
 # Between them they have most of the layers that another form of the model rewrites; the others take minutes.
 REWRITTEN = {"token", "map", "relative", "rotary", "hybrid"}
-every_kind = pytest.mark.parametrize(
-    "name", [name if name in REWRITTEN else pytest.param(name, marks=pytest.mark.slow) for name in CONFORMANCE]
-)
+every_kind = pytest.mark.parametrize("name", others_slow(CONFORMANCE, *REWRITTEN))
 
 
+@functools.cache
 def tiny(name: str) -> keras.Model:
+    """For tests that change nothing of it."""
     return randomize(keras_vit.build(CONFORMANCE[name], image_size=TINY_IMAGE, num_classes=7))
 
 
@@ -194,10 +170,7 @@ def test_every_kind_takes_a_gradient_to_every_weight(name, tiny_images):
         assert weight.path.endswith("key/bias") or np.any(gradient), weight.path
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ("token", "bit") else pytest.mark.slow) for name in CONFORMANCE],
-)
+@pytest.mark.parametrize("name", others_slow(CONFORMANCE, "token"))
 def test_every_kind_compiles_under_xla(name, tiny_images):
     model = tiny(name)
     compiled = tf.function(lambda x: model(x, training=False), jit_compile=True)
@@ -205,10 +178,10 @@ def test_every_kind_compiles_under_xla(name, tiny_images):
 
 
 @pytest.mark.parametrize("batch", [None, pytest.param(5, marks=pytest.mark.slow)])
-@every_kind
+@pytest.mark.parametrize("name", others_slow(CONFORMANCE, "map", "rotary", "hybrid"))
 def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, batch, tiny_images):
     """Not the least where what the norms read is small: oneDNN's norm in one pass likes to take the epsilon 1e-3."""
-    model = tiny(name)
+    model = tiny.__wrapped__(name)
     for layer in model.layers:
         if layer.name in ("embedding", "cls", "Transformer.posembed_input") or layer.name.endswith((".out", "Dense_1")):
             layer.set_weights([0.02 * weight for weight in layer.get_weights()])
@@ -220,7 +193,7 @@ def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, batch, tiny_
     np.testing.assert_allclose(served(tiny_images), model(tiny_images), rtol=1e-4, atol=1e-4)
 
 
-@every_kind
+@pytest.mark.parametrize("name", others_slow(CONFORMANCE, "relative", "rotary"))
 def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, tiny_images):
     model = tiny(name)
     rewritten = inference_model(model, for_tensorflow=True, all_tokens=True)
@@ -234,7 +207,7 @@ def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, ti
 
 
 def test_the_form_for_tensorflow_is_the_same_in_chunks(tiny_images):
-    rewritten = inference_model(tiny("token"), for_tensorflow=True)
+    rewritten = inference_model(tiny.__wrapped__("token"), for_tensorflow=True)
     expected = np.asarray(rewritten(tiny_images))
     keras_vit.chunk_attention(rewritten, 2)  # the queries there are scaled already
     np.testing.assert_allclose(rewritten(tiny_images), expected, atol=1e-5)
@@ -264,18 +237,3 @@ def test_two_threads_that_write_one_file_do_not_disturb_each_other(write, tmp_pa
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: write(path, {"x": np.full(50_000, number)}), range(40)))
     assert [entry.name for entry in tmp_path.iterdir()] == ["weights.file"]
-
-
-def test_a_folder_that_another_process_wrote_in_the_meantime_is_kept(tmp_path, monkeypatch):
-    def other_first(temporary, folder):
-        folder.mkdir()
-        (folder / "config.json").write_text("of the other")
-        return rename(temporary, folder)
-
-    rename = os.rename
-    monkeypatch.setattr(os, "rename", other_first)
-    model = keras_vit.build(ViTConfig(patch_size=4, hidden_size=8, num_layers=1, num_heads=2, mlp_dim=12), image_size=8)
-    with pytest.raises(UserError, match="new exists by now"):
-        keras_vit.save_checkpoint(model, tmp_path / "new", layout="huggingface")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["new"]
-    assert (tmp_path / "new" / "config.json").read_text() == "of the other"

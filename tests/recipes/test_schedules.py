@@ -13,7 +13,7 @@ RECORDED = np.load(FIXTURES / "lr_schedules.io.npz")
 
 
 def rates(rate: LearningRate, steps) -> np.ndarray:
-    return np.array([float(rate(np.int64(step))) for step in steps])
+    return np.asarray(rate(np.array(steps, np.int64)))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("bit")])

@@ -5,6 +5,8 @@ Axes: B batch, h rows, w columns, C channels. Single images are uint8 or float32
 for each image from the state of the layer; here they come from the seed, and are those of big_vision and BiT.
 """
 
+import functools
+import types
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -177,8 +179,8 @@ def augment_colors(images: tf.Tensor, draws: tf.Tensor, *, jitter: float, three:
 
     The result for an image does not depend on the other images of the batch. 3-Augment is that of "DeiT III" (arXiv
     2204.07118) and facebookresearch/deit `augment.py`: grayscale, solarization or Gaussian blur, then color jitter. The
-    operations are those of keras-cv 0.9, bit for bit. Some differ from torchvision's, so the images are not those of
-    DeiT III:
+    vectorized layers of keras-cv take the amounts as tensors, so that nothing is drawn from the state of a layer. They
+    compute some things differently from torchvision, so the images are not those of DeiT III bit for bit:
 
     * Brightness is added, not multiplied. The addition is the one that moves the mean of the image as the factor would.
     * Contrast is stretched about the mean of each channel, not about the mean of the grayscale image.
@@ -200,18 +202,15 @@ def color_jitter(images: tf.Tensor, draws: tf.Tensor, amount: float) -> tf.Tenso
 
     Grayscale images have no saturation.
     """
-    factors = (1.0 + amount * (2.0 * draws - 1.0))[:, :, None, None, None]
-    brightness, contrast, saturation = tf.unstack(factors, axis=1)  # (B, 1, 1, 1)
-    images += (brightness - 1.0) * tf.reduce_mean(images, axis=(1, 2, 3), keepdims=True)
-    images = tf.clip_by_value(images, 0.0, 255.0)
-    means = tf.reduce_mean(images, axis=(1, 2), keepdims=True)
-    images = tf.clip_by_value((images - means) * contrast + means, 0.0, 255.0)
-    if images.shape[-1] == 1:
-        return images
-    hue, own, value = tf.split(tf.image.rgb_to_hsv(images), 3, axis=-1)
-    share = saturation / (1.0 + saturation)  # for keras-cv's rounding
-    own = tf.clip_by_value(own * (share / (1.0 - share)), 0.0, 1.0)
-    return tf.image.hsv_to_rgb(tf.concat([hue, own, value], axis=-1))
+    layers = _layers()
+    factors = 1.0 + amount * (2.0 * draws - 1.0)
+    brightness, contrast, saturation = tf.unstack(factors, axis=1)
+    means = tf.reduce_mean(images, axis=(1, 2, 3))
+    images = layers.brightness.augment_images(images, ((brightness - 1.0) * means)[:, None, None, None])
+    images = layers.contrast.augment_images(images, contrast[:, None, None, None])
+    if images.shape[-1] == 3:  # the layer multiplies by x / (1 - x)
+        images = layers.saturation.augment_images(images, saturation / (1.0 + saturation))
+    return images
 
 
 def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Tensor) -> tf.Tensor:
@@ -243,20 +242,18 @@ def solarize(images: tf.Tensor, _: tf.Tensor | None = None) -> tf.Tensor:
 
 
 def gaussian_blur(images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Blurred with a sigma between 0.1 and 2 pixels; beyond the border the outermost pixels are repeated, as in PIL."""
-    size, channels = 2 * _BLUR_RADIUS + 1, images.shape[-1]
+    """Blurred with a sigma between 0.1 and 2 pixels; beyond the border the outermost pixels are repeated, as in PIL.
+
+    The layer pads with zeros, takes one image at a time, and makes its kernels from a number.
+    """
+    layer, size = _layers().blur, 2 * _BLUR_RADIUS + 1
     low, high = _BLUR_SIGMA
-    distances = tf.range(-_BLUR_RADIUS, _BLUR_RADIUS + 1, dtype=tf.float32)
 
     def blurred(image_and_sigma: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         image, sigma = image_and_sigma
-        kernel = tf.exp(-tf.pow(distances, 2.0) / (2.0 * tf.pow(sigma, 2.0)))
-        kernel /= tf.reduce_sum(kernel)
-        result = image[None]
-        for shape in ((1, size, 1, 1), (size, 1, 1, 1)):
-            kernels = tf.tile(tf.reshape(kernel, shape), (1, 1, channels, 1))
-            result = tf.nn.depthwise_conv2d(result, kernels, (1, 1, 1, 1), "SAME")
-        return result[0]
+        kernel = layer.get_kernel(sigma, size)
+        kernels = tf.reshape(kernel, (size, 1, 1, 1)), tf.reshape(kernel, (1, size, 1, 1))
+        return layer.augment_image(image, kernels)
 
     padded = images
     for axis in (1, 2):
@@ -266,3 +263,25 @@ def gaussian_blur(images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     spec = tf.TensorSpec(padded.shape[1:], tf.float32)
     padded = tf.map_fn(blurred, (padded, low + draws * (high - low)), fn_output_signature=spec)
     return padded[:, _BLUR_RADIUS:-_BLUR_RADIUS, _BLUR_RADIUS:-_BLUR_RADIUS]
+
+
+@functools.cache
+def _layers() -> types.SimpleNamespace:
+    """Return the layers of keras-cv, of which only `augment_images` is used.
+
+    Each makes a random generator that is never drawn from. It is created outside of graphs, and from a seed, because
+    TensorFlow refuses one without a seed where operations have to be deterministic. The constructors also require
+    factors, which are not used. The dtype is fixed because mixed precision must not reach the images.
+    """
+    # Imported here alone and only by the runs that use it: the import takes a second more, because it loads all of
+    # keras-cv's models and TensorFlow Datasets.
+    from keras_cv import layers
+
+    common = {"seed": 1, "dtype": "float32"}
+    with tf.init_scope():
+        return types.SimpleNamespace(
+            brightness=layers.RandomBrightness(0.0, value_range=(0, 255), **common),
+            contrast=layers.RandomContrast((0, 255), 0.0, **common),
+            saturation=layers.RandomSaturation(0.5, **common),
+            blur=layers.RandomGaussianBlur(2 * _BLUR_RADIUS + 1, 0.0, **common),
+        )

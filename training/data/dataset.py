@@ -77,19 +77,17 @@ class Split:
     def take(self, indices: np.ndarray) -> "Split":
         """Return a split of the examples at `indices`, in this order, with their names."""
         chosen, target, truth = tf.constant(indices, tf.int64), self.target, self.truth
-        return Split(
-            len(indices),
-            lambda index: self.read(chosen[index]),
-            lambda index: self.name(int(indices[index])),
-            self.explain_damage,
-            zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
-            None if self.digests is None else self.digests[indices],
-            self.parallel_reads,
-            None if self.labels is None else self.labels[indices],
-            (lambda index: target(chosen[index])) if target else None,
-            self.multi_label,
-            (lambda index: truth(int(indices[index]))) if truth else None,
-            None if self.groups is None else self.groups[indices],
+        return dataclasses.replace(
+            self,
+            num_examples=len(indices),
+            read=lambda index: self.read(chosen[index]),
+            name=lambda index: self.name(int(indices[index])),
+            fingerprint=zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
+            target=(lambda index: target(chosen[index])) if target else None,
+            truth=(lambda index: truth(int(indices[index]))) if truth else None,
+            digests=None if self.digests is None else self.digests[indices],
+            labels=None if self.labels is None else self.labels[indices],
+            groups=None if self.groups is None else self.groups[indices],
         )
 
 

@@ -28,7 +28,6 @@ from keras_vit.checkpoints.formats.file_config import (
     part,
 )
 from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, check_square, inexpressible
-from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import WEIGHTS, open_hdf5, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import read_json
@@ -193,22 +192,16 @@ _CLIP = _Parts(("layer_norm_1", "layer_norm_2"), "attention", ("dense_1", "dense
 
 def _block(layer: str, parts: _Parts, to: str = keys.BLOCK) -> tuple[keys.Rule, ...]:
     """The rules of an encoder block, whose keys begin with `layer`."""
-    attention = f"{to}MultiHeadDotProductAttention_1/"
-    names = zip(("Dense_0", "Dense_1", "gate"), parts.mlp, strict=False)
+    plain, of_attention = dict[str, str](), tuple[keys.Rule, ...]()
     if parts is _DINOV3:  # which has plain dense layers
-        layers = zip((*keys.QKV, "out"), (*keys.QKV, "output"), strict=True)
-        of_attention = tuple(
-            rule for name, key in layers for rule in dense(attention + name, f"{layer}attention/{key}_dense")
-        )
+        plain = {
+            name: f"attention/{key}_dense" for name, key in zip((*keys.QKV, "out"), (*keys.QKV, "output"), strict=True)
+        }
     else:
-        of_attention = _attention(attention, layer + parts.attention)
-    return (
-        *norm(f"{to}LayerNorm_0", layer + parts.norms[0]),
-        *of_attention,
-        *norm(f"{to}LayerNorm_2", layer + parts.norms[1]),
-        *(rule for name, key in names for rule in dense(f"{to}MlpBlock_3/{name}", layer + key)),
-        *(keys.Rule((f"{to}LayerScale_{n}/scale",), f"{layer}layer_scale{n + 1}/vars/0") for n in (0, 1)),
-    )
+        of_attention = _attention(f"{to}MultiHeadDotProductAttention_1/", layer + parts.attention)
+    scales = "layer_scale{n}/vars/0"
+    rules = keys.block_rules(layer, parts.norms, plain, parts.mlp, scales, to, dense=dense, norm=norm)
+    return (*of_attention, *rules)
 
 
 def text_block(name: str, layer: str, to: str) -> tuple[keys.Rule, ...]:
@@ -431,10 +424,8 @@ def _head(files: Mapping[str, dict], *, has_class_token: bool) -> dict[str, Any]
     check_supported("class_name", files[TASK].get("class_name"), ("ViTImageClassifier", "DeiTImageClassifier"), TASK)
     config = part(files[TASK], "config", TASK)
     pooling, activation = config.get("pooling", "token"), config.get("activation")
-    check_supported("pooling", pooling, ("token", "gap"), TASK)
-    if has_class_token != (pooling == "token"):
-        averages = "averages the class token, too" if has_class_token else "reads the first patch"
-        raise UserError(f"{TASK} has pooling={pooling!r}, which {averages}; models here do not.")
+    # The mean of keras-hub is of the class token, too, and without one its "token" is the first patch.
+    check_supported("pooling", pooling, ("token" if has_class_token else "gap",), TASK)
     check_field(activation is None or isinstance(activation, str), "activation", "the name of one", activation, TASK)
     return {
         "classifier": pooling,

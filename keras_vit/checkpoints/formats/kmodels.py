@@ -85,18 +85,8 @@ def _block(
     norm: str = "layernorm_",
     scale: str = "layerscale_",
 ) -> tuple[keys.Rule, ...]:
-    """The rules of a block; attention and mlp: the names of the layers here -> in the file."""
-    return (
-        *_norm(f"{to}LayerNorm_0", f"{layer}{norm}1"),
-        *(
-            rule
-            for name, key in attention.items()
-            for rule in _dense(f"{to}MultiHeadDotProductAttention_1/{name}", layer + key)
-        ),
-        *_norm(f"{to}LayerNorm_2", f"{layer}{norm}2"),
-        *(rule for name, key in mlp.items() for rule in _dense(f"{to}MlpBlock_3/{name}", layer + key)),
-        *(keys.Rule((f"{to}LayerScale_{n}/scale",), f"{layer}{scale}{n + 1}/0") for n in (0, 1)),
-    )
+    norms = f"{norm}1", f"{norm}2"
+    return keys.block_rules(layer, norms, attention, mlp, f"{scale}{{n}}/0", to, dense=_dense, norm=_norm)
 
 
 _MLP = {"Dense_0": "dense_1", "Dense_1": "dense_2"}

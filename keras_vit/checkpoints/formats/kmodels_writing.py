@@ -16,8 +16,7 @@ import numpy as np
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats import kmodels
 from keras_vit.checkpoints.formats.file_config import mean_and_std
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout
-from keras_vit.errors import UserError
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, check_square, inexpressible
 from keras_vit.files.hdf5 import write_hdf5
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, ViTConfig
@@ -191,9 +190,10 @@ def _paths(layers: Collection[str], classes: Mapping[str, str]) -> dict[str, str
 
 def _write_config(model: Blueprint) -> dict[str, dict]:
     config, family = model.vit, str(_family(model))
-    if config.patch[0] != config.patch[1] or model.classifier_activation is not None:
-        raise UserError("Models of kmodels have square patches and no activation behind the head, unlike this one.")
+    if model.classifier_activation is not None:
+        raise inexpressible("kmodels has no activation behind the head", model.classifier_activation)
     size = model.preprocessing.image_size
+    check_square(f"{family} of kmodels", config.patch, *([size] if family == "eomt" else []))
     fields: dict[str, Any] = {
         "patch_size": config.patch[0],
         "embed_dim": config.hidden_size,
@@ -204,8 +204,6 @@ def _write_config(model: Blueprint) -> dict[str, dict]:
         **_own_fields(family, model),
     }
     if family == "eomt":
-        if size[0] != size[1]:
-            raise UserError("The images of kmodels' EoMT are squares; adapt the model to square images.")
         fields |= {
             "hidden_dim": fields.pop("embed_dim"),
             "num_hidden_layers": fields.pop("depth"),
@@ -231,7 +229,7 @@ def _mlp_ratio(config: ViTConfig, *, thirds: bool) -> float:
     widths = range(config.mlp_dim, 2 * config.mlp_dim) if thirds else [config.mlp_dim]
     hidden = next((n for n in widths if not thirds or (int(n * 2 / 3) + 7) // 8 * 8 == config.mlp_dim), None)
     if hidden is None:
-        raise UserError(f"Gated MLPs of kmodels have a multiple of 8 as width, not {config.mlp_dim}.")
+        raise inexpressible("Gated MLPs of kmodels are a multiple of 8 wide", config.mlp_dim)
     whole = hidden / config.hidden_size
     return whole if int(config.hidden_size * whole) == hidden else (hidden + 0.5) / config.hidden_size
 
@@ -242,9 +240,7 @@ def _own_fields(family: str, model: Blueprint) -> dict[str, Any]:
     if family == "eomt":
         task = model.segmentation
         if task.mask_attention or task.gelu != "erf":
-            raise UserError(
-                "EoMT of kmodels has no mask attention, and the exact GELU in its heads, unlike this model."
-            )
+            raise inexpressible("EoMT of kmodels has no mask attention, and the exact GELU in its heads", "others")
         counted = {name: getattr(task, name) for name in ("num_queries", "num_classes", "num_upscale_blocks")}
         own = {"depths": task.num_blocks, "num_register_tokens": config.num_registers, **counted}
         return {**own, "layerscale_value": config.layer_scale, "use_swiglu_ffn": config.gated_mlp}

@@ -130,7 +130,7 @@ class Format:
         return self.own_configs(path) if self.own_configs is not None else json_files(path, self.config_files)
 
 
-def inexpressible(what: str, but: str) -> UserError:
+def inexpressible(what: str, but: object) -> UserError:
     """Return the error for a model that a layout cannot express."""
     return UserError(f"{what}, but this model has {but}; adapt it, choose another layout, or save a .keras file.")
 

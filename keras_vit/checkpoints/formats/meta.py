@@ -13,7 +13,7 @@ import numpy as np
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, torch_images
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.errors import UserError
+from keras_vit.checkpoints.key_mapping import check_array
 from keras_vit.files.lazy_array import LazyArray
 
 
@@ -73,8 +73,8 @@ def _check_buffers(arrays: Mapping[str, LazyArray]) -> None:
         else:
             continue
         values = array.read().reshape(-1)
-        if values.shape != expected.shape or not np.allclose(values, expected, rtol=1 / 512, atol=0.0):
-            raise UserError(f"The array {key!r} has other values than DINOv3 {what}, which alone is supported.")
+        is_right = values.shape == expected.shape and np.allclose(values, expected, rtol=1 / 512, atol=0.0)
+        check_array(is_right, key, f"be that of DINOv3 {what}, which alone is supported", "has other values")
 
 
 def _num_heads(arrays: Mapping[str, LazyArray]) -> int | None:

@@ -16,7 +16,6 @@ import numpy as np
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing, check_field, check_supported, number
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
-from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import open_hdf5, read_model_config, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.blueprint import Blueprint
@@ -93,10 +92,10 @@ def _layers(description: dict) -> list[dict]:
     """The layers of a model in their order, those of models among them in their place. Raises UserError for others."""
     config = description.get("config")
     layers = config.get("layers") if isinstance(config, dict) else config
-    flat = []
+    flat = list[dict]()
     for layer in layers if isinstance(layers, list) else []:
-        if not isinstance(layer, dict) or not isinstance(layer.get("config"), dict):
-            raise UserError("The description of the model has a layer without settings; the file is damaged.")
+        is_right = isinstance(layer, dict) and isinstance(layer.get("config"), dict)
+        check_field(is_right, "layers", "a list of objects with a config", layer, MODEL_CONFIG)
         nested = _class(layer) in ("Functional", "Model", "Sequential")
         flat += _layers(layer) if nested else [layer]
     return flat

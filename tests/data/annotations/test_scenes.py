@@ -282,7 +282,7 @@ FOLDERS = {
     "half a mask": (lambda r: _cut(r / "masks" / "001.png"), "its mask 001.png cannot be read"),
     "two names": (lambda r: (r / "images" / "001.jpg").write_bytes((r / "images" / "001.png").read_bytes()),
                   "have the same name"),
-    "one class": (lambda r: _one_class(r), "have 1 of 1 classes, which is too few"),
+    "one class": (lambda r: _one_class(r), "have 1 of 8 classes, which is too few"),
     "nothing counted": (lambda r: [_mask(f.name, np.full((SIDE, SIDE), 255, np.uint8))(r)
                                    for f in (r / "masks").iterdir()], "have 0 of 4 classes"),
     "a name twice": (lambda r: (r / "labels.txt").write_text("a\na\nb\nc\n"), "names the class 'a' twice"),
@@ -302,7 +302,7 @@ def _cut(file: pathlib.Path) -> None:
 
 def _one_class(root: pathlib.Path) -> None:
     for mask in (root / "masks").iterdir():
-        PIL.Image.new("L", (SIDE, SIDE)).save(mask)
+        PIL.Image.new("L", (SIDE, SIDE), 7).save(mask)
     (root / "labels.txt").unlink()
 
 

@@ -216,15 +216,23 @@ def two_classes(segments: Segments, value: int) -> Segments:
 
 
 def check_classes_of_masks(
-    classes: Collection[int], labels: Sequence[str], path: object, task: SegmentationTask = "semantic"
+    classes: Collection[int],
+    labels: Sequence[str],
+    path: object,
+    task: SegmentationTask = "semantic",
+    *,
+    are_numbers: bool = False,
 ) -> None:
-    """Raise UserError for masks whose classes are too few to learn from, or more than their names."""
+    """Raise UserError for masks whose classes are too few to learn from, or more than their names.
+
+    are_numbers: whether the labels are the numbers up to the largest class, not names of classes that should occur.
+    """
     if max(classes, default=-1) >= len(labels):
         raise UserError(
             f"{path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class {max(classes)}; "
             "add names, or correct the masks (255 is ignored)."
         )
-    if not classes or (task == "semantic" and len(labels) < 2):
+    if not classes or (task == "semantic" and len(classes if are_numbers else labels) < 2):
         raise UserError(
             f"The masks of {path} have {len(classes)} of {len(labels)} classes, which is too few to learn from; "
             "correct them (255 is ignored)."

@@ -137,7 +137,7 @@ def _checked_classes(
     classes = learned | others
     numbers = tuple(map(str, range(max(classes, default=-1) + 1)))
     labels = distinct_names(scenes.labels or numbers, options.path)
-    check_classes_of_masks(classes, labels, options.path, task)
+    check_classes_of_masks(classes, labels, options.path, task, are_numbers=not scenes.labels)
     _check_task(task, options.path, has_objects=bool(things))
     _check_learned(scenes, labels, learned, options.path)
     return labels, tuple(sorted(classes - things))

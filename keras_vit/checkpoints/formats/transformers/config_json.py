@@ -7,6 +7,7 @@ from typing import Any
 from keras_vit.checkpoints.formats.file_config import (
     FileConfig,
     Sizes,
+    check_field,
     check_supported,
     named_number,
     number,
@@ -19,7 +20,6 @@ from keras_vit.checkpoints.formats.transformers.image_processor import (
     processor_config,
     read_processor,
 )
-from keras_vit.errors import UserError
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu
 
@@ -59,11 +59,8 @@ def completed(fields: dict, layout: Layout, defaults: Mapping[str, Mapping[str, 
     """Return config.json with the defaults of its class, by model_type: transformers writes only other values."""
     name = fields.get("model_type")
     if name is None:
-        if missing := [field for field in _NOT_IN_ARRAYS if fields.get(field) is None]:
-            raise UserError(
-                f"config.json has neither model_type nor {', '.join(missing)}, which are not in the arrays; use the "
-                "complete config.json."
-            )
+        missing = [field for field in _NOT_IN_ARRAYS if fields.get(field) is None]
+        check_field(not missing, "model_type", f"a name, or {' and '.join(missing)}, which the arrays lack", name)
         return fields
     check_supported("model_type", name, layout.model_types)
     # transformers accepts null for the backbone only, where it means the default.

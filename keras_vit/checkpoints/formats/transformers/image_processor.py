@@ -19,7 +19,8 @@ from keras_vit.checkpoints.formats.file_config import (
     number,
     value_range_of,
 )
-from keras_vit.errors import UserError, refuse_first
+from keras_vit.checkpoints.formats.layout import inexpressible
+from keras_vit.errors import refuse_first
 from keras_vit.images.resizing import Interpolation, scaled_crop
 
 if TYPE_CHECKING:
@@ -243,11 +244,8 @@ _WHOLE = {"eomt": "Eomt", "eomt_dinov3": "Eomt", "owlvit": "OwlViT", "owlv2": "O
 def _check_resize(is_possible: bool, preprocessing: "Preprocessing") -> None:
     if not is_possible:
         height, width = preprocessing.image_size
-        raise UserError(
-            f"The processors of transformers for these models cannot resize by {preprocessing.resize!r} to "
-            f"{height}x{width} as this one does; adapt the model to another preprocessing or, to crop, to square "
-            "images, or choose another layout."
-        )
+        how = f"{preprocessing.resize!r} to {height}x{width}"
+        raise inexpressible("transformers has no processor for each resize, and crops squares alone", how)
 
 
 def _of_whole(preprocessing: "Preprocessing", family: str) -> tuple[str, dict]:
