@@ -360,10 +360,9 @@ def test_a_resnet_has_no_tokens_to_probe():
 
 
 @pytest.mark.parametrize(
-    "case", others_slow(itertools.product(["pre_logits", "token", "mean", "both"], [2, 10]), ("token", 2))
+    ("kind", "classes"), others_slow(itertools.product(["pre_logits", "token", "mean", "both"], [2, 10]), ("token", 2))
 )
-def test_a_probe_with_a_workdir_is_a_run_with_its_logits(case, run, tmp_path):
-    kind, classes = case
+def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp_path):
     data = digits()
     rows = np.array([i for i in range(150) if data.train.labels[i] < classes])
     images, labels = zip(*(data.train.example(tf.constant(i)) for i in rows), strict=True)
