@@ -86,14 +86,13 @@ def exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
 
 def export_saved_model(case: Case, directory: str) -> None:
     """Write the SavedModel with random weights to DIRECTORY/model."""
-    from export.files import save_module
-    from export.saved_model.signatures import Servable, signatures
+    import tensorflow as tf
 
-    labels = pathlib.Path(directory) / "labels.txt"
-    labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
-    model = _inference_model(case, case.precision, for_tensorflow=True)
-    servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
-    save_module(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
+    from export.saved_model.signatures import signatures, write
+
+    labels = [str(number) for number in range(NUM_CLASSES)]
+    model, names = _inference_model(case, case.precision, for_tensorflow=True), tf.constant(labels)
+    write(pathlib.Path(directory) / "model", model, signatures(model, names), labels, names)
 
 
 def export_file(case: Case, directory: str) -> None:

@@ -4,6 +4,7 @@ Each peer is a function that takes a case and returns a call of one batch or one
 A peer runs in its own process and imports its own framework. All weights are random; the tests check the numbers.
 """
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable
@@ -83,11 +84,14 @@ def _training_step(case: Case) -> Call:
 
     from keras_vit import MODELS, build
     from training.loop.optimizers import make_optimizer
-    from training.loop.trainer import StepOptions, Trainer
+    from training.loop.trainer import Trainer
     from training.objectives.objective import Classification
+    from training.options.common import Execution
+    from training.recipes.pretrain import find_recipe
 
     model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=_policy(case))
-    trainer = Trainer(model, StepOptions(batch_size=case.batch), objective=Classification("softmax"))
+    recipe = dataclasses.replace(find_recipe("digits"), batch_size=case.batch)
+    trainer = Trainer(model, recipe, objective=Classification("softmax"), execution=Execution())
     trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=False)
     labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
     images, step = tf.constant(random_images(case)), tf.function(trainer.train_step, jit_compile=False)

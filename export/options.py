@@ -5,7 +5,7 @@ import os
 import re
 from typing import Annotated, Literal, get_args
 
-from keras_vit.cli.options import Aliases, Count, MayLead, Range, Share
+from keras_vit.cli.options import Aliases, Count, MayLead, Share
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, local_path
@@ -108,7 +108,7 @@ PROCESSORS: dict[Target, str] = {
     "npu": "for NPUs and CPUs",
 }
 # Options of TFLiteOptions for models that classify.
-OF_CLASSES = ("uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
+OF_CLASSES = ("uint8_input", "dynamic_batch", "calibration", "max_disagreement")
 _GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
 
 
@@ -136,9 +136,7 @@ class TFLiteOptions:
     """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights and int8."""
     calibration: str | None = None
     """Folder of representative images for int4-weights and int8; int8-dynamic and int8-weights lose less with
-    them. Default: training images in the run directory."""
-    calibration_images: Count | None = None
-    """Number of calibration images; default 256, or as many as there are."""
+    them. At most 256, evenly spaced, are taken. Default: training images in the run directory."""
     max_disagreement: Share = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for all formats but float32."""
     embeddings: Embeddings | None = None
@@ -152,11 +150,7 @@ class TFLiteOptions:
             [
                 (OF_CLASSES, self.embeddings is None, "an export of classes, without --embeddings"),
                 (("check", "require_gpu_check"), self.target == "gpu", "--target gpu"),
-                (
-                    ("calibration", "calibration_images"),
-                    not {*kinds}.isdisjoint(self.formats),
-                    f"--formats {', '.join(kinds)}",
-                ),
+                (("calibration",), not {*kinds}.isdisjoint(self.formats), f"--formats {', '.join(kinds)}"),
                 (("uint8_input", "dynamic_batch"), self.target == "cpu", "--target cpu"),
                 (("dynamic_batch",), {*CALIBRATED}.isdisjoint(self.formats), "formats without calibration"),
             ],
@@ -221,9 +215,3 @@ class KitOptions:
     """Version with the label "stable"; default: the newest."""
     canary: int | None = None
     """Version with the label "canary"; default: none."""
-    max_batch_size: Count = 32
-    """Largest number of images in a batch, over all requests."""
-    batch_timeout_ms: Annotated[float, Range("[0, 10000]")] = 2.0
-    """Milliseconds to wait for further requests of a batch."""
-    threads: Count = 2
-    """Number of parallel batches, about one per core of the server."""

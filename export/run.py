@@ -6,16 +6,15 @@ from export.options import FastestOptions, OnnxOptions, SavedModelOptions, Sourc
 from keras_vit import cli
 from keras_vit.errors import UserError
 from keras_vit.files.keras_model import MODEL
-from keras_vit.files.remote import output_folder, to_path
-from keras_vit.run import CALIBRATION, CONFIG, Run
+from keras_vit.files.remote import output_folder
+from keras_vit.run import CONFIG, Run
 
 
 def open_run(source: SourceOptions) -> Run:
     """Open the model to export. Raises UserError for what is none, such as an export."""
-    if to_path(source.run).suffix == ".tflite":
-        raise UserError(f"{source.run} is an export already; give the model that it was exported from.")
     size, heads, groups = source.image_size, source.num_heads, source.num_groups
     run = Run.open(source.run, image_size=size, num_heads=heads, num_groups=groups)
+    run.refuse_export()
     if source.labels is not None:
         run.check_label_file(source.labels)
     return run
@@ -32,12 +31,6 @@ def export_folder(output: str) -> pathlib.Path:
 def open_for_export(options: SavedModelOptions | TFLiteOptions | OnnxOptions | FastestOptions) -> Run:
     """Open the model of a command, and check what can be checked before TensorFlow is loaded. Raises UserError."""
     run = open_run(options.source)
-    if isinstance(options, TFLiteOptions):
-        has_images = options.calibration is not None or run.file(CALIBRATION)
-        if options.calibration_images is not None and not has_images:
-            raise UserError(
-                f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave it out."
-            )
     export_folder(options.output)
     cli.require_tensorflow()
     return run

@@ -23,10 +23,9 @@ from keras_vit.promise import Promise
 from keras_vit.run import CALIBRATION, MONITOR, Run, check_head
 from keras_vit.scores import Scoring, UnknownScorer
 
+_MOST_CALIBRATION_IMAGES = 256
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
-# Calibration images if no number is given.
-_MOST_CALIBRATION_IMAGES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,26 +237,16 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
 def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) -> Samples | None:
     """Return the images for calibration: those of a folder, or the training images in the run directory.
 
-    None if the formats need none, or there are none. Raises UserError for fewer than were asked for.
+    None if the formats need none, or there are none.
     """
     if {*CALIBRATED, *EIGHT_BIT_WEIGHTS}.isdisjoint(options.formats):
         return None
-    asked = options.calibration_images
-    number = _MOST_CALIBRATION_IMAGES if asked is None else asked
-    samples = Samples((), np.zeros(0))
     if options.calibration is not None:
-        samples = read_folder(options.calibration, labels, most=number)
-    elif (stored := run.file(CALIBRATION)) is not None:
-        images = Samples.from_file(stored)
-        samples = Samples(images.encoded[:number], images.labels[:number])
-    count = len(samples.encoded)
-    if asked is not None and count < asked and not {*CALIBRATED}.isdisjoint(options.formats):
-        place = options.calibration or f"{run.name}/{CALIBRATION}"
-        raise UserError(
-            f"--calibration-images asks for {asked} images, but {place} has {count}; pass that number, or "
-            "--calibration FOLDER with more."
-        )
-    return samples if count else None
+        return read_folder(options.calibration, labels, most=_MOST_CALIBRATION_IMAGES)
+    if (stored := run.file(CALIBRATION)) is None:
+        return None
+    images = Samples.from_file(stored)
+    return Samples(images.encoded[:_MOST_CALIBRATION_IMAGES], images.labels[:_MOST_CALIBRATION_IMAGES])
 
 
 def random_images(preprocessing: Preprocessing) -> Samples:

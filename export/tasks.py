@@ -21,8 +21,7 @@ from keras_vit import Preprocessing, UserError, intermediates, preprocessing_of,
 from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
-from keras_vit.inspection.compute import classifies
-from keras_vit.models.build import classifier_head
+from keras_vit.models.build import classifier_head, classifies
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
 from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.segmentation import segment_outputs

@@ -10,7 +10,7 @@ from keras_vit.checkpoints.find import check_name
 from keras_vit.checkpoints.layouts import check_target
 from keras_vit.cli import parser
 from keras_vit.cli.options import Positional
-from keras_vit.errors import UserError
+from keras_vit.errors import refuse_without_effect
 from keras_vit.models.config import Gelu
 from keras_vit.run import check_model_file
 
@@ -40,8 +40,7 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_target(self.target, self.layout, is_new=True)
-        if self.two_towers and self.layout != "keras_hub":
-            raise UserError("--two-towers is for --layout keras_hub; leave it out.")
+        refuse_without_effect(self, [(("two_towers",), self.layout == "keras_hub", "--layout keras_hub")])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ _WITH_LAYERS = (
     "keras_vit.models.vit",
     "keras_vit.models.detection",
     "keras_vit.models.segmentation",
+    "keras_vit.models.patch_memory",
     "keras_vit.text.tower",
     "keras_vit.images.preprocessing",
 )

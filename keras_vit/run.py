@@ -24,13 +24,13 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import check_name, find_checkpoint
-from keras_vit.errors import UserError, reading, refuse_first
+from keras_vit.errors import UserError, explained, reading, refuse_first
 from keras_vit.files.atomic import LOCK, atomic_write, is_temporary, remove_temporary, write_text
 from keras_vit.files.keras_model import MODEL, find, is_keras_model
 from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
 from keras_vit.files.labels import LABELS, check_classes, check_number, labels_text, read_labels
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import RemoteError, can_be_saved_model, existing_file, is_remote, is_web, to_path
+from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, to_path
 from keras_vit.images.files import SAMPLES
 from keras_vit.models.config import Classes
 from keras_vit.promise import PROMISE, Promise, read_promise
@@ -105,9 +105,9 @@ class Run:
         See the fields for the arguments. Raises UserError for what is no model; a download fails only when the model
         is asked for.
         """
-        if texts is not None and num_heads is not None:
-            raise UserError("The number of heads of two towers is in their config; leave --num-heads out.")
         run = cls(os.fsdecode(name), image_size, num_heads, num_groups, texts)
+        if texts is not None:
+            run._refuse_settings()
         check_name(run.name)
         if is_remote(run.name):
             return run
@@ -207,8 +207,8 @@ class Run:
         return build_checkpoint(self.published, os.fspath(self.checkpoint), options)
 
     def _refuse_settings(self) -> None:
-        """Raise UserError for settings of a checkpoint beside a model of ours."""
-        why = "has no effect on a run or .keras file, which stores it; leave"
+        """Raise UserError for settings of a checkpoint beside a model that has them in its own config."""
+        why = "has no effect on a run, a .keras file or two towers, which store it; leave"
         options = (("--num-heads", self.num_heads), ("--num-groups", self.num_groups))
         refuse_first((value is not None, f"{option} {why} {option} out.") for option, value in options)
 
@@ -234,15 +234,15 @@ class Run:
 
         Raises UserError for a model without a head, and where labels.txt names another number of classes.
         """
-        from keras_vit.models.build import classifier_head, logits_model
+        from keras_vit.models.build import classifies, logits_model
 
         model = logits_model(self.model)
         if self.labels:
             check_head(model, self.labels)
-        if len(model.output_shape) != 2 or classifier_head(model) is None:
+        if not classifies(model):
             raise UserError(
-                f"{self.name} has no head: it ends with features of shape {model.output_shape}; probe them by "
-                "keras-vit fewshot."
+                f"{self.name} has no head: it ends with features of shape {model.output_shape}; add one by keras-vit "
+                "finetune or keras_vit.adapt(model, num_classes=…), or probe the features by keras-vit fewshot."
             )
         return model
 
@@ -255,6 +255,13 @@ class Run:
             return None
         versions = [path for path in self.path.iterdir() if path.name.isdecimal() and (path / _SAVED_MODEL).is_file()]
         return max(versions, key=lambda path: int(path.name), default=None)
+
+    def refuse_export(self) -> None:
+        """Raise UserError for a TFLite file, and for a SavedModel, in its directory or in that of its versions."""
+        if not is_remote(self.name) and (self.path.suffix == ".tflite" or self.saved_model is not None):
+            raise UserError(
+                f"{self.name} is an export; give the run that it was exported from, or use keras-vit evaluate."
+            )
 
     @property
     def model_checksum(self) -> int:
@@ -350,11 +357,8 @@ class Run:
         if file is None:
             return None
         promise = read_promise(file)
-        if (promise.model_checksum, promise.temperature) != (self.model_checksum, self.temperature):
-            raise UserError(
-                f"{file} was fitted to another model or temperature than this run has; repeat keras-vit evaluate with "
-                "--max-error or --coverage, or remove it."
-            )
+        fitted_to = promise.model_checksum, promise.temperature
+        self._check_fitted(file, fitted_to == (self.model_checksum, self.temperature), "evaluate")
         return promise
 
     @functools.cached_property
@@ -364,9 +368,16 @@ class Run:
         if file is None:
             return None
         scorer = read_unknown(file)
-        if scorer.model_checksum != self.model_checksum:
-            raise UserError(f"{file} was fitted to another model than this run has; run keras-vit unknown again.")
+        self._check_fitted(file, scorer.model_checksum == self.model_checksum, "unknown")
         return scorer
+
+    @staticmethod
+    def _check_fitted(file: pathlib.Path, is_so: bool, command: str) -> None:
+        if not is_so:
+            raise UserError(
+                f"{file} was fitted to another model or temperature than this run has; repeat keras-vit {command}, or "
+                "remove it."
+            )
 
     # Its training
 
@@ -515,16 +526,13 @@ class Run:
 
         if self.labels and len(self.labels) in numbers_of_classes(model):
             set_classes(model, Classes(self.labels, multi_label=self.is_multi_label))
-        try:
-            with atomic_write(self.path / MODEL) as temporary:
-                model.save(temporary)
-        except RemoteError:
-            raise
-        except OSError as error:
-            raise UserError(
-                f"The trained model could not be written to {self.path} ({error.strerror or error}); the last "
-                "checkpoint is intact: make room, and the same command continues."
-            ) from error
+        what = f"The trained model could not be written to {self.path}"
+        advice = "the last checkpoint is intact: make room, and the same command continues"
+        with (
+            explained(lambda reason: f"{what} ({reason}); {advice}.", OSError),
+            atomic_write(self.path / MODEL) as temporary,
+        ):
+            model.save(temporary)
 
     def write_metrics(self, records: list[dict]) -> None:
         """Replace metrics.jsonl, and metrics.csv with the same numbers for spreadsheets."""

@@ -109,11 +109,6 @@ class Page:
         """Pixels by which the page is wider than its window."""
         return self.evaluate("document.documentElement.scrollWidth - innerWidth")
 
-    def screenshot(self, file: pathlib.Path) -> None:
-        """Write an image of the whole page as PNG."""
-        data = self.send("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        file.write_bytes(base64.b64decode(data))
-
     def _notice(self, event: Mapping[str, Any]) -> None:
         """Answer a request for a file of `served`, and keep errors."""
         content = event.get("params", {})

@@ -9,7 +9,7 @@ import pathlib
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -48,6 +48,19 @@ def _exact_on_a_gpu():
 
     with exact_products():
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _graphs_as_traced(request):
+    """To optimize the graph of a short training takes longer than its steps; the demo and the exports do it."""
+    if request.path.parent.name not in ("loop", "objectives"):
+        yield
+        return
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +126,26 @@ def _short_lock_wait(monkeypatch) -> None:
     monkeypatch.setattr("keras_vit.files.atomic._WAIT", 0.0)
 
 
+@pytest.fixture(name="loaded_once", scope="module")
+def _loaded_once() -> Iterator[None]:
+    """A .keras file is loaded once, for tests that change nothing of its model."""
+    from keras_vit.checkpoints import from_checkpoint
+
+    load, models = from_checkpoint.load_named_model, {}
+
+    def load_or_take(path: pathlib.Path) -> keras.Model:
+        file = path / "model.keras" if path.is_dir() else path
+        labels = file.with_name("labels.txt")
+        key = file.read_bytes(), file.name, labels.read_bytes() if labels.is_file() else None
+        if key not in models:
+            models[key] = load(path)
+        return models[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(from_checkpoint, "load_named_model", load_or_take)
+        yield
+
+
 @pytest.fixture(name="tiny_images")
 def _tiny_images() -> np.ndarray:
     return np.random.default_rng(3).uniform(-1.0, 1.0, (5, *TINY_IMAGE, 3)).astype(np.float32)
@@ -126,11 +159,12 @@ def _tiny_model() -> keras.Model:
 
 @pytest.fixture(name="demo_place", scope="session")
 def _demo_place(tmp_path_factory) -> pathlib.Path:
-    """A directory in which the demo has run, with a twentieth of its epochs."""
+    """A directory in which the demo has run, with half of its blocks and a twentieth of its epochs."""
     directory = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:  # in this process, which has imported everything
         patch.chdir(directory)
-        patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], epochs=4))
+        model = dataclasses.replace(RECIPES["digits"].model, num_layers=2)
+        patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], model=model, epochs=4))
         demo.main([])
     return directory
 
@@ -140,7 +174,7 @@ def _upstream(tmp_path_factory) -> Run:
     """A finished run of a tiny model on the digits, to start from."""
     from training.loop.pretrain import pretrain  # not for those who need no TensorFlow
 
-    model = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+    model = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     recipe = dataclasses.replace(
         RECIPES["digits"], model=model, epochs=2, batch_size=200, schedule=Schedule(warmup_steps=2)
     )

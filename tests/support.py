@@ -70,21 +70,6 @@ def watched(action):
 """
 
 
-_DEMO = """
-import dataclasses, sys
-from training import demo
-from training.recipes.pretrain import RECIPES
-RECIPES["digits"] = dataclasses.replace(RECIPES["digits"], epochs=int(sys.argv[1]))
-demo.main([])
-"""
-
-
-def run_demo(directory: pathlib.Path, epochs: int) -> None:
-    """Run the demo in a process of its own, with a number of epochs; its recipe has 80."""
-    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
-    subprocess.run([sys.executable, "-c", _DEMO, str(epochs)], cwd=directory, env=environment, check=True)
-
-
 def others_slow(values: Iterable[Any], *fast: Any) -> list[Any]:
     """Return the values of a parameter; those but some fast ones are for the slow tests."""
     slow = pytest.mark.slow
@@ -162,11 +147,11 @@ def without_pauses(monkeypatch) -> None:
         monkeypatch.setattr(module, "PAUSES", (0.0,) * len(module.PAUSES))
 
 
-def on_a_terminal(code: str, columns: int, **variables: str) -> str:
-    """What a process of this code, with these environment variables, writes on a terminal of so many columns."""
+def on_a_terminal(code: str, columns: int) -> str:
+    """What a process of this code writes on a terminal of so many columns."""
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, columns))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | variables
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     written = b""
     with subprocess.Popen([sys.executable, "-c", code], stdout=terminal, env=environment) as process:
         os.close(terminal)

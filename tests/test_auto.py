@@ -1,5 +1,6 @@
 """`training.auto`: what it chooses, and the run that it leaves."""
 
+import itertools
 import json
 import pathlib
 import shlex
@@ -24,11 +25,11 @@ CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_
 
 @pytest.fixture(name="images", scope="module")
 def _images(tmp_path_factory) -> pathlib.Path:
-    """Two classes of 30 wide images: the left or the right end is bright, which a center crop does not show."""
+    """Two classes of 20 wide images: the left or the right end is bright, which a center crop does not show."""
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for label in ("left", "right"):
         (folder / label).mkdir()
-        for number in range(30):
+        for number in range(20):
             pixels = rng.integers(0, 60, (16, 48, 3), np.uint8)
             pixels[:, slice(0, 12) if label == "left" else slice(36, 48)] += 180
             PIL.Image.fromarray(pixels).save(folder / label / f"{number}.png")
@@ -50,8 +51,8 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_images_are_shown(image
     printed = capsys.readouterr().out
     assert "The backbone stays frozen, because there is no GPU; its features take about " in printed
     assert printed.count("is kept for evaluation") == 1  # the images are looked at once
-    assert printed.count("60 images in 30 groups") == 1
-    assert "Whole images (--resize pad): on 54 training images" in printed
+    assert printed.count("40 images in 20 groups") == 1
+    assert "Whole images (--resize pad): on 36 training images" in printed
     assert "5-fold cross-validation on all images: accuracy " in printed
     run = Run.open(workdir)
     assert run.preprocessing.resize == "pad"
@@ -63,10 +64,9 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_images_are_shown(image
     assert all(workdir in line for line in shown)
     with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
         auto.main(["--data", f"folder:{images}", "--checkpoint", str(backbone), "--workdir", workdir])
-    again = str(tmp_path / "again")  # from a model that knows the classes already
-    auto.main(["--data", f"folder:{images}", "--run", workdir, "--workdir", again])
+    kept = choices.with_own_head(run, open_source(DataOptions(f"folder:{images}")), None, None)
     assert "so auto keeps its own" in capsys.readouterr().out
-    for old, new in zip(run.model.weights, Run.open(again).model.weights, strict=True):
+    for old, new in zip(run.model.weights, kept.weights, strict=True):
         np.testing.assert_array_equal(np.array(old), np.array(new))
 
 
@@ -79,7 +79,7 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(images, backbone, monk
     assert "a step of" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("resize", "seconds"), [(None, 540 + 60 + 540), ("pad", 600)])
+@pytest.mark.parametrize(("resize", "seconds"), [(None, 360 + 40 + 360), ("pad", 400)])
 def test_the_announced_time_has_the_comparison_of_crops(resize, seconds, images, backbone, monkeypatch, capsys):
     run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{images}"))
     monkeypatch.setattr(choices, "image_seconds", lambda model: 10.0)
@@ -140,6 +140,16 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(images, backbone, tm
 
 
 @pytest.mark.slow
+def test_a_run_from_a_model_that_knows_the_classes_has_its_weights(images, backbone, tmp_path, capsys):
+    runs = [str(backbone), str(tmp_path / "run"), str(tmp_path / "again")]
+    for start, workdir in itertools.pairwise(runs):
+        auto.main(["--data", f"folder:{images}", "--run", start, "--workdir", workdir])
+    assert "so auto keeps its own" in capsys.readouterr().out
+    for old, new in zip(*(Run.open(run).model.weights for run in runs[1:]), strict=True):
+        np.testing.assert_array_equal(np.array(old), np.array(new))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["checkpoint", "scratch"])
 def test_the_other_ways_end_with_an_evaluated_run(start, images, backbone, offline, tmp_path, capsys):
     data, options = f"folder:{images}", ["--checkpoint", str(backbone), "--minutes", "2"]
@@ -152,4 +162,4 @@ def test_the_other_ways_end_with_an_evaluated_run(start, images, backbone, offli
     printed = capsys.readouterr().out
     assert printed.count("Next:") == 1
     assert printed.count("is kept for evaluation") == printed.count("images belong together") == 1
-    assert printed.count("60 images in 30 groups") == (start == "checkpoint")
+    assert printed.count("40 images in 20 groups") == (start == "checkpoint")

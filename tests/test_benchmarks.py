@@ -12,7 +12,7 @@ from benchmarks.case import Case
 from benchmarks.comparison import Result, compare, flops
 from benchmarks.input import __main__ as inputs
 from export.inference_model import inference_model
-from keras_vit import MODELS, UserError, build
+from keras_vit import MODELS, build
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.complexity import costs
 
@@ -83,26 +83,13 @@ def _compare_by(monkeypatch) -> Callable[[Callable], None]:
     return replace
 
 
-def test_a_number_of_rounds_is_positive():
-    with pytest.raises(UserError, match="--rounds.*0"):
-        command.main(["--rounds", "0"])
-
-
 def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(compare_by):
     tried = []
 
     def compare_up_to_32(case, peers, rounds):
         tried.append(case.batch)
-        return [
-            Result(
-                peers[0],
-                (0.5,) if case.batch <= 32 else (),
-                1.0,
-                0.5,
-                0,
-                None if case.batch <= 32 else "CUDA out of memory.",
-            )
-        ]
+        seconds, failure = ((0.5,), None) if case.batch <= 32 else ((), "CUDA out of memory.")
+        return [Result(peers[0], seconds, 1.0, 0.5, 0, failure)]
 
     compare_by(compare_up_to_32)
     case, result = gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "keras_vit_jax", 1)

@@ -10,16 +10,16 @@ import tensorflow as tf
 
 from export.saved_model import __main__ as saved_model
 from export.tflite import __main__ as tflite
-from tests.support import run_demo
-from training import evaluate
+from training import demo, evaluate
 from training.data.sources import digits
 from training.recipes.pretrain import find_recipe
 
 
 @pytest.mark.slow
-def test_the_demo_reaches_its_numbers(tmp_path):
+def test_the_demo_reaches_its_numbers(tmp_path, monkeypatch):
     assert find_recipe("digits").epochs == 80
-    run_demo(tmp_path, epochs=80)
+    monkeypatch.chdir(tmp_path)
+    demo.main([])
     summary = json.loads((tmp_path / "runs" / "demo" / "summary.json").read_text())
     assert summary["test_accuracy"] >= 0.98
     for name, part in summary["tflite"].items():
@@ -27,18 +27,18 @@ def test_the_demo_reaches_its_numbers(tmp_path):
 
 
 def test_the_demo_says_where_everything_is(demo_place: pathlib.Path):
-    demo = demo_place / "runs" / "demo"
-    summary = json.loads((demo / "summary.json").read_text())
+    run = demo_place / "runs" / "demo"
+    summary = json.loads((run / "summary.json").read_text())
     assert summary.keys() == {"parameters", "test_accuracy", "train_seconds", "saved_model", "tflite"}
     assert summary["test_accuracy"] >= 0.3
     assert summary["saved_model"]["max_abs_diff"] <= 1e-4
-    assert (demo / summary["saved_model"]["path"] / "saved_model.pb").is_file()
-    card = (demo / summary["saved_model"]["path"] / "README.md").read_text()
+    assert (run / summary["saved_model"]["path"] / "saved_model.pb").is_file()
+    card = (run / summary["saved_model"]["path"] / "README.md").read_text()
     assert "trained from scratch" in card
     assert "unknown" not in card
     assert summary["tflite"].keys() == {"float32", "int8-dynamic"}
     for name, part in summary["tflite"].items():
-        assert (demo / part["path"]).stat().st_size == part["bytes"], name
+        assert (run / part["path"]).stat().st_size == part["bytes"], name
         assert abs(part["accuracy"] - summary["test_accuracy"]) <= 0.02
     assert summary["tflite"]["float32"]["max_abs_diff"] <= 1e-4
     assert summary["tflite"]["int8-dynamic"]["bytes"] < 0.5 * summary["tflite"]["float32"]["bytes"]

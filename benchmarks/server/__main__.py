@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.case import Case, Precision, processor
 from benchmarks.comparison import LIMIT, PeerProcess, flops, rate, write_results
-from keras_vit import MODELS, UserError, cli
+from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count, Positive
 from keras_vit.files.remote import output_folder
@@ -58,10 +58,6 @@ class Arguments:
     """Threads of each server for the model."""
     output: pathlib.Path = pathlib.Path("server-results")
     """Directory for results.json and results.md."""
-
-    def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise UserError(f"There is no model named {self.model!r}; the names are those of keras_vit.MODELS.")
 
 
 def summary(peer: str, loads: Sequence[dict], failure: str | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import errno
 import gc
 import pathlib
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 
@@ -13,17 +12,17 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from export import parity, report
-from export.files import directory_bytes, disk_errors, save_module, write_beside
+from export.files import directory_bytes, disk_errors, write_beside
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
 from export.saved_model import objects
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import (
-    Servable,
     add_shapes,
     attention_names,
     measure_embeddings,
     signatures,
+    write,
     write_embeddings,
     write_warmup_requests,
 )
@@ -34,7 +33,6 @@ from export.token_merging import merging_rules
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged, upload_folder
-from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import RemotePath, output_folder
 from keras_vit.files.tables import short_name
 from keras_vit.models.build import exact_products
@@ -143,24 +141,21 @@ def _write(exported: ExportedModel, options: SavedModelOptions, path: pathlib.Pa
     model = inference_model(
         exported.model, options.dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
     )
-    with tempfile.TemporaryDirectory() as assets:
-        labels_file = pathlib.Path(assets) / LABELS
-        labels_file.write_text(labels_text(exported.labels), encoding="utf-8")
-        servable = Servable(model, exported.labels, str(labels_file))
-        functions = signatures(
-            model,
-            servable.labels,
-            attention=options.attention,
-            xla=options.xla,
-            scoring=exported.origin.scoring(options.threshold),
-            unknown=exported.unknown,
-        )
-        servable.serve = tf.function(
-            lambda image: functions["image_tensor"](image=image)["logits"],
-            autograph=False,
-            input_signature=[tf.TensorSpec(None, tf.float32)],
-        )
-        save_module(servable, path, functions)
+    names = tf.constant(list(exported.labels))
+    functions = signatures(
+        model,
+        names,
+        attention=options.attention,
+        xla=options.xla,
+        scoring=exported.origin.scoring(options.threshold),
+        unknown=exported.unknown,
+    )
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32)])
+    def serve(image):
+        return functions["image_tensor"](image)["logits"]
+
+    write(path, model, functions, exported.labels, names, serve)
     add_shapes(path, (*preprocessing.image_size, preprocessing.channels))
 
 

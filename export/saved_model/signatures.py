@@ -56,24 +56,6 @@ _of_files = functools.partial(
 )
 
 
-class Servable(tf.Module):
-    """The content of a SavedModel besides its signatures: variables, labels, and `serve`.
-
-    `serve` is the endpoint of Keras' own exports: images (B, h, w, C) -> logits (B, K), as the Keras model is called.
-    `keras.layers.TFSMLayer(directory)` and `tf.saved_model.load(directory).serve(images)` use it.
-
-    Tracking the Keras model too would store each weight twice. The weights are no constants of the graph, which oneDNN
-    would put in order once instead of in each call: TensorFlow keeps copies of these for each signature, gigabytes for
-    ViT-B (`benchmarks/README.md`).
-    """
-
-    def __init__(self, model: keras.Model, labels: Sequence[str], labels_file: str):
-        super().__init__()
-        self.weights = [weight.value for weight in model.weights]
-        self.labels = tf.constant(list(labels))
-        self.labels_file = tf.saved_model.Asset(labels_file)
-
-
 def attention_names(model: keras.Model) -> list[str]:
     """Names of the attention probabilities in `keras_vit.intermediates`. Raises UserError if there are none."""
     config = config_of(model)
@@ -92,9 +74,10 @@ def signatures(
     scoring: Scoring | None = None,
     unknown: UnknownScorer | None = None,
 ) -> dict[str, Callable]:
-    """Return concrete functions over the variables of a classifier, from `inference_model`.
+    """Return functions over the variables of a classifier, from `inference_model`.
 
     Args:
+        labels: the names of the classes (K,), a constant that `write` keeps.
         attention: whether to add the attention probabilities. Raises UserError if the model has none.
         xla: whether XLA compiles the network. Image files are decoded outside of it.
         scoring: how the logits become probabilities; its threshold adds "accepted" to serving_default.
@@ -132,7 +115,7 @@ def signatures(
     if attention:
         attending = _network(intermediates(model, attention_names(model)), images, xla)
         functions["attention"] = _of_files(lambda image_bytes: attending(decoded(image_bytes)))
-    return {name: function.get_concrete_function() for name, function in functions.items()}
+    return functions
 
 
 def _scored(inside: dict[str, tf.Tensor], scoring: Scoring, unknown: UnknownScorer | None) -> dict[str, tf.Tensor]:
@@ -224,13 +207,28 @@ def write_embeddings(task: Task, path: pathlib.Path) -> None:
     add_shapes(path, shape)
 
 
-def write(path: pathlib.Path, network: keras.Model, functions: Mapping[str, Any], labels=(), names=None) -> None:
-    """Write a SavedModel of signatures over the weights of a network, and `names`, a constant that they read.
+def write(
+    path: pathlib.Path,
+    network: keras.Model,
+    functions: Mapping[str, Any],
+    labels: Sequence[str] = (),
+    names: tf.Tensor | None = None,
+    serve: Callable | None = None,
+) -> None:
+    """Write a SavedModel of signatures over the weights of a network.
 
-    labels: class names for assets/labels.txt; none for no such file.
+    Tracking the Keras model too would store each weight twice. The weights are no constants of the graph, which oneDNN
+    would put in order once instead of in each call: TensorFlow keeps copies of these for each signature, gigabytes for
+    ViT-B (`benchmarks/README.md`).
+
+    Args:
+        labels: class names for assets/labels.txt; none for no such file.
+        names: a constant that the signatures read.
+        serve: the endpoint of Keras' own exports, images (B, h, w, C) -> logits (B, K), as the Keras model is called;
+            `keras.layers.TFSMLayer(directory)` and `tf.saved_model.load(directory).serve(images)` use it.
     """
     module = tf.Module()
-    module.weights, module.names = [weight.value for weight in network.weights], names
+    module.weights, module.names, module.serve = [weight.value for weight in network.weights], names, serve
     save_module(module, path, {name: function.get_concrete_function() for name, function in functions.items()})
     if labels:
         (path / "assets").mkdir(exist_ok=True)

@@ -56,14 +56,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
             ),
         ]
     )
-    values = {
-        "name": name,
-        "labels": labels,
-        "models": _yaml_text(str(served.resolve())),
-        "batch_size": options.max_batch_size,
-        "timeout_micros": round(1000 * options.batch_timeout_ms),
-        "threads": options.threads,
-    }
+    values = {"name": name, "labels": labels, "models": _yaml_text(str(served.resolve()))}
     templates = {"README.md": "serving.md"} | {
         name: name for name in ("models.config", "batching.config", "compose.yaml")
     }

@@ -221,18 +221,6 @@ class _AddTable:
         return tokens + super().call(tf.zeros((1, *tokens.shape[2:])))[None]
 
 
-class _Positions(_AddTable, PositionEmbedding):
-    pass
-
-
-class _Positions2D(_AddTable, PositionEmbedding2D):
-    pass
-
-
-class _SinCosPositions(_AddTable, SinCosPositions):
-    pass
-
-
 class _Inserted(InsertTokens):
     """(B, 1, N, D) -> (B, 1, N + num_tokens, D)."""
 
@@ -466,9 +454,10 @@ _REPLACED_LAYERS: Mapping[type, type] = {
     ClassToken: _WithClassToken,
     Probe: _Query,
     PoolTokens: _Pooled,
-    PositionEmbedding: _Positions,
-    PositionEmbedding2D: _Positions2D,
-    SinCosPositions: _SinCosPositions,
+    **{
+        kind: type(kind.__name__, (_AddTable, kind), {})
+        for kind in (PositionEmbedding, PositionEmbedding2D, SinCosPositions)
+    },
     SplitQueries: _SplitTokens,
     MaskProduct: _Masks,
     TimesClassToken: _PatchesTimesClassToken,

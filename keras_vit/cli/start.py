@@ -35,6 +35,7 @@ _USERS_DISK = (
 )  # fmt: skip
 # Of these, those of a full disk.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = "No space is left on the disk; free some, or give another output directory."
 # Characters of a path in a message.
 _LONGEST_NAME = 1000
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -155,28 +156,23 @@ def run_job(
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
     try:
         command(arguments)
-    except UserError as mistake:
-        print(as_typed(" ".join(str(mistake).split())), file=sys.stderr)
-        sys.exit(2)
-    except ParityError as difference:
-        print(as_typed(" ".join(str(difference).split())), file=sys.stderr)
-        sys.exit(os.EX_SOFTWARE)
+    except (UserError, ParityError) as error:
+        _fail(as_typed(" ".join(str(error).split())), os.EX_SOFTWARE if isinstance(error, ParityError) else 2)
     except MemoryError as error:
         _end_on_full_memory(str(error))
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise
         if error.filename is None and error.errno in _FULL_DISK:
-            _end_on_full_disk()
+            _fail(_NO_SPACE)
         name = os.fsdecode(error.filename or "The disk")
         name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
-        print(f"{name}: {error.strerror}; choose another path.", file=sys.stderr)
-        sys.exit(2)
+        _fail(f"{name}: {error.strerror}; choose another path.")
     except Exception as error:
         # TensorFlow's error of a full disk is also that of a full memory; JAX has one of its own.
         if type(error).__name__ == "ResourceExhaustedError":
             if any(os.strerror(number) in str(error) for number in _FULL_DISK):
-                _end_on_full_disk()
+                _fail(_NO_SPACE)
         elif not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
         _end_on_full_memory(getattr(error, "message", str(error)))
@@ -187,13 +183,12 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
 def _end_on_full_memory(reason: str) -> typing.NoReturn:
     oom = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
     what = oom[0] if oom else reason.split("\n")[0]
-    print(f"Not enough memory ({what.strip('. ')}); choose smaller sizes.", file=sys.stderr)
-    sys.exit(2)
+    _fail(f"Not enough memory ({what.strip('. ')}); choose smaller sizes.")
 
 
-def _end_on_full_disk() -> typing.NoReturn:
-    print("No space is left on the disk; free some, or give another output directory.", file=sys.stderr)
-    sys.exit(2)
+def _fail(sentence: str, code: int = 2) -> typing.NoReturn:
+    print(sentence, file=sys.stderr)
+    sys.exit(code)
 
 
 def show_controls(stream: TextIO) -> None:

@@ -14,9 +14,8 @@ from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import FIGURES, analysis
 from keras_vit.inspection.attention import ATTENTION_FIGURES, Attention, as_float32
-from keras_vit.models.build import classifier_head, config_of, logits_model, preprocessing_of, task_of
+from keras_vit.models.build import classifies, config_of, logits_model, preprocessing_of, task_of
 from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, ShiftedPatches, ViTConfig
-from keras_vit.models.layers import TokenDense
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.scores import RankedClasses, Scoring
 
@@ -280,17 +279,6 @@ def _architecture(config: ViTConfig | ResNetConfig) -> str:
     patch = " x ".join(map(str, config.patch))
     blocks = f"{config.num_layers} blocks of width {config.hidden_size} with {config.num_heads} heads"
     return f"{blocks}, patches of {patch} pixels"
-
-
-def classifies(model: keras.Model) -> bool:
-    """Whether the model outputs one vector of logits per image; the projection of CLIP, without a bias, gives none.
-
-    A head of texts has no bias either, but reads normalized features.
-    """
-    head, config = classifier_head(model), config_of(model)
-    of_texts = isinstance(config, ViTConfig) and config.normalized
-    is_projection = isinstance(head, TokenDense) and not head.use_bias and not of_texts
-    return len(model.output_shape) == 2 and head is not None and not is_projection
 
 
 def features_and_gradients(

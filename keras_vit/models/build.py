@@ -23,7 +23,7 @@ from keras_vit.models.config import (
     with_rates,
 )
 from keras_vit.models.image_model import ImageModel
-from keras_vit.models.layers import ModelSpec, PoolTokens
+from keras_vit.models.layers import ModelSpec, PoolTokens, TokenDense
 from keras_vit.models.named_models import model_config
 from keras_vit.models.resnet import big_transfer, resnet_classifier
 from keras_vit.models.vit import vision_transformer
@@ -193,6 +193,17 @@ def classifier_head(model: keras.Model) -> keras.layers.Layer | None:
         layer = None if isinstance(layer, keras.layers.InputLayer) else _maker(model, layer.input)
     # Of two heads, or with a layer that was called again, the walk ends before it.
     return next((layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d")), None)
+
+
+def classifies(model: keras.Model) -> bool:
+    """Whether the model outputs one vector of logits per image; the projection of CLIP, without a bias, gives none.
+
+    A head of texts has no bias either, but reads normalized features.
+    """
+    head, config = classifier_head(model), config_of(model)
+    of_texts = isinstance(config, ViTConfig) and config.normalized
+    is_projection = isinstance(head, TokenDense) and not head.use_bias and not of_texts
+    return len(model.output_shape) == 2 and head is not None and not is_projection
 
 
 def config_of(model: keras.Model) -> ModelConfig:

@@ -110,16 +110,6 @@ def test_an_unknown_name_is_answered_with_the_nearest(arguments, words, tmp_path
         run_command(arguments)
 
 
-@pytest.mark.parametrize(
-    ("kind", "part", "name"), [("models", "b_16", "ViT-B_16"), ("recipes", "SMALL", "photos-small")]
-)
-def test_a_part_of_a_name_lists_those_that_have_it(kind, part, name, capsys):
-    run_command([kind, part])
-    lines = capsys.readouterr().out.splitlines()[kind == "models" :]  # a header
-    assert name in [line.split()[0] for line in lines]
-    assert all(part.lower() in line.split()[0].lower() for line in lines)
-
-
 def test_one_model_is_listed_with_all_its_checkpoints(capsys):
     run_command(["models", "ViT-B_16"])
     _, first, *others = capsys.readouterr().out.splitlines()

@@ -646,7 +646,7 @@ def test_images_and_folders_that_are_not_used_are_named(tmp_path, capsys):
     open_source(DataOptions(f"folder:{tmp_path}"))
     printed = capsys.readouterr().out
     assert f"Not used, beside train and test of {tmp_path}: c, val." in printed
-    assert f"outside the class folders of {tmp_path / 'train'}: 1 image, beside.PNG first." in printed
+    assert f"outside the class folders of {tmp_path / 'train'}: 1 image, such as beside.PNG." in printed
 
 
 @pytest.mark.parametrize(

@@ -1,51 +1,59 @@
-"""Runs a SavedModel in the C++ loader of TensorFlow, as TF Serving does, without the TensorFlow of Python.
+"""Asks a SavedModel in the C++ loader of TensorFlow, as TF Serving does, in a process of its own: kernels may abort it.
 
-    python cpp_loader.py DIRECTORY FEED OUTPUT INPUTS.npy OUTPUTS.npy
+    python cpp_loader.py DIRECTORY REQUESTS.pickle ANSWERS.json
 
-FEED and OUTPUT are tensor names of a signature; INPUTS is an array of images or of image files.
+REQUESTS is a list of (feed, output, array), with tensor names; arrays are float32, uint8 or objects that are bytes.
+Several threads send them at once. Each answer is a line of JSON, in the order of the requests, with the output or the
+code and message of the error. The process has no TensorFlow of Python.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import importlib.util
+import json
 import pathlib
+import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 # Values of TF_DataType.
 _DATA_TYPES = {np.dtype(np.float32): 1, np.dtype(np.uint8): 4, np.dtype(object): 7}
 _STRING_BYTES = 24  # sizeof(TF_TString)
+_THREADS = 4
 
 
-def library_path() -> pathlib.Path | None:
-    """The C++ library of TensorFlow; None on other platforms than Linux."""
-    package = importlib.util.find_spec("tensorflow")
-    if package is None or package.origin is None:
-        return None
-    path = pathlib.Path(package.origin).parent / "libtensorflow_cc.so.2"
-    return path if path.is_file() else None
+def ask(
+    directory: pathlib.Path, requests: Sequence[tuple[str, np.ndarray]], output: str | None = None
+) -> tuple[subprocess.CompletedProcess, list[dict]]:
+    """Return the answers to arrays for signatures, up to an abort, of an output or the first one in float32."""
+    from export.saved_model.export import signature_definitions
+
+    definitions, asked = signature_definitions(directory), []
+    for signature, value in requests:
+        [given], outputs = definitions[signature].inputs.values(), definitions[signature].outputs
+        name = output or min(name for name, info in outputs.items() if info.dtype == 1)
+        asked.append((given.name, outputs[name].name, value))
+    with tempfile.TemporaryDirectory() as folder:
+        files = [pathlib.Path(folder) / name for name in ("requests", "answers")]
+        files[0].write_bytes(pickle.dumps(asked))
+        command = [sys.executable, __file__, directory, *files]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        return done, [json.loads(line) for line in files[1].read_text().splitlines()]
+
+
+def run(directory: pathlib.Path, signature: str, output: str, inputs: np.ndarray) -> np.ndarray:
+    """Return an output of a signature."""
+    _, [answer] = ask(directory, [(signature, inputs)], output)
+    return np.array(answer["output"], np.float32)
 
 
 class _Output(ctypes.Structure):
     _fields_ = [("operation", ctypes.c_void_p), ("index", ctypes.c_int)]
-
-
-def run(directory: pathlib.Path, signature: str, output: str, inputs: np.ndarray) -> np.ndarray:
-    """Return an output of a signature, computed in a process of its own."""
-    from export.saved_model.export import signature_definitions
-
-    definition = signature_definitions(directory)[signature]
-    (given,) = definition.inputs.values()
-    with tempfile.TemporaryDirectory() as folder:
-        files = [str(pathlib.Path(folder) / name) for name in ("inputs.npy", "outputs.npy")]
-        np.save(files[0], inputs)
-        ends = given.name, definition.outputs[output].name
-        subprocess.run([sys.executable, __file__, str(directory), *ends, *files], check=True)
-        return np.load(files[1])
 
 
 class SessionError(RuntimeError):
@@ -60,7 +68,9 @@ class Session:
     """A SavedModel in a session. Several threads may call `run` at once. Raises SessionError."""
 
     def __init__(self, directory: str, threads: int):
-        self._tf = library = ctypes.CDLL(str(library_path()))
+        package = importlib.util.find_spec("tensorflow")
+        assert package is not None
+        self._tf = library = ctypes.CDLL(str(pathlib.Path(str(package.origin)).parent / "libtensorflow_cc.so.2"))
         for name in (
             "TF_NewStatus", "TF_NewSessionOptions", "TF_NewGraph", "TF_LoadSessionFromSavedModel", "TF_TensorData",
             "TF_GraphOperationByName", "TF_AllocateTensor",
@@ -136,9 +146,19 @@ class Session:
         return _Output(self._tf.TF_GraphOperationByName(self._graph, operation.encode()), int(index))
 
 
-def main(directory: str, feed: str, output: str, inputs: str, outputs: str) -> None:
+def main(directory: str, requests: str, answers: str) -> None:
     """Run the command of the module docstring."""
-    np.save(outputs, Session(directory, 1).run(feed, output, np.load(inputs, allow_pickle=True)))
+    session = Session(directory, 2)
+
+    def answer(request) -> dict:
+        try:
+            return {"output": session.run(*request).tolist()}
+        except SessionError as error:
+            return {"code": error.code, "error": str(error)}
+
+    with open(answers, "w", encoding="utf-8") as stream, concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        for found in pool.map(answer, pickle.loads(pathlib.Path(requests).read_bytes())):
+            print(json.dumps(found), file=stream, flush=True)
     assert not {"tensorflow", "keras"} & set(sys.modules)
 
 

@@ -21,9 +21,8 @@ from export.tflite.tflite_file import run_samples
 from keras_vit import UserError
 from keras_vit.checkpoints.load import changed_layer
 from keras_vit.checkpoints.save import convert
-from keras_vit.files.keras_model import MODEL
 from keras_vit.files.labels import LABELS
-from keras_vit.images.files import SAMPLES, Samples
+from keras_vit.images.files import Samples
 from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import gelu_erf
 from tests.exports import exported_model, saved_model_of, tflite_of
@@ -120,24 +119,17 @@ CHANGES: dict[str, Callable[[], keras.Model]] = {
     "own mean of all tokens": lambda: _with_pooling(keras.layers.GlobalAveragePooling1D()),
     "own maximum of all tokens": lambda: _with_pooling(keras.layers.GlobalMaxPooling1D(), GAP),
     "two poolings": lambda: _with_pooling(_two_poolings),
-    "an index of keras.ops": lambda: _with_pooling(lambda tokens: tokens[:, 1]),
     "a norm before the head": lambda: _before_head(keras.layers.LayerNormalization(epsilon=1e-3)),
-    "a norm without scale before the head": lambda: _before_head(keras.layers.LayerNormalization(scale=False)),
     "a dense layer before the head": lambda: _before_head(keras.layers.Dense(12, "relu")),
     "a scaling behind the logits": lambda: _behind(keras.layers.Rescaling(0.1)),
     "a division of keras.ops": lambda: _behind(lambda logits: logits / 7.0),
-    "a dense layer behind the logits": lambda: _behind(keras.layers.Dense(3, name="more")),
     "a softmax": lambda: _behind(keras.layers.Softmax()),
-    "a softmax of keras.ops": lambda: _behind(keras.ops.softmax),
     "a sigmoid": lambda: _behind(keras.layers.Activation("sigmoid")),
     "a head with softmax": lambda: _own_head(name="head", activation="softmax"),
-    "a head with relu": lambda: _own_head(name="head", activation="relu"),
     "another activation": lambda: _set(f"{BLOCK}.MlpBlock_3.Dense_0", "activation", gelu_erf),
     "another epsilon": lambda: _set("Transformer.encoder_norm", "epsilon", 0.3),
-    "an epsilon inside": lambda: _set(f"{BLOCK}.LayerNorm_0", "epsilon", 0.3),
     "no residual connection": lambda: _replaced(f"{BLOCK}.residual", lambda layer, inputs: inputs[1]),
     "the tokens squared": lambda: _replaced("patches", lambda layer, x: layer(x) ** 2),
-    "the images scaled behind the spec": lambda: _replaced("spec", lambda layer, x: layer(x) * 2.0),
     "the images scaled before the spec": lambda: _replaced("spec", lambda layer, x: layer(x / 127.5 - 1.0)),
     "a scaled query": lambda: _replaced(
         f"{BLOCK}.MultiHeadDotProductAttention_1.query", lambda layer, x: keras.ops.tanh(layer(x))
@@ -169,22 +161,17 @@ def changed(name: str) -> keras.Model:
 
 REFUSED = (
     "a softmax",
-    "a softmax of keras.ops",
     "a sigmoid",
     "a head with softmax",
     "the images scaled before the spec",
 )
-# One of each kind; the others take minutes.
+# Another layer, one more, another value, the same layers once more, and other inputs; the others take minutes.
 FAST = (
     "own mean of all tokens",
-    "a division of keras.ops",
     "a softmax",
     "another epsilon",
-    "no last block",
     "the last block again",
-    "a copy of the last block",
     "the images scaled before the spec",
-    "a pooling of a ResNet",
 )
 ONE_OF_EACH = others_slow(CHANGES, *FAST)
 
@@ -208,7 +195,7 @@ def test_a_changed_model_is_not_adapted_nor_written_as_another_one(change, tmp_p
     assert not (tmp_path / "model.npz").exists()
 
 
-@pytest.mark.parametrize("change", EQUAL)
+@pytest.mark.parametrize("change", others_slow(EQUAL, "a head of another name", "a dropout before the head"))
 def test_a_change_that_computes_the_same_is_adapted_and_written(change, tmp_path):
     model = changed(change)
     images = _images(model)
@@ -220,7 +207,7 @@ def test_a_change_that_computes_the_same_is_adapted_and_written(change, tmp_path
     _agree(same(images), model, images)
 
 
-@pytest.mark.parametrize("change", [*ONE_OF_EACH, *EQUAL])
+@pytest.mark.parametrize("change", [*ONE_OF_EACH, *others_slow(EQUAL, "a head of another name")])
 def test_the_model_of_an_export_computes_what_the_changed_one_does(change):
     model = changed(change)
 
@@ -257,15 +244,6 @@ def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_model_is_of_the_changed_model_in_a_run(tmp_path):
-    model = changed("a norm before the head")
-    model.save(tmp_path / MODEL)
-    (tmp_path / LABELS).write_text("\n".join(NAMES))
-    random_images(keras_vit.preprocessing_of(model)).save(tmp_path / SAMPLES)
-    options = SourceOptions(run=str(tmp_path))
-    _check_saved_model(model, open_model(open_run(options), options), tmp_path / "served")
-
-
 def test_a_tflite_file_is_of_the_changed_model(tmp_path):
     model = changed("own mean of all tokens")
     samples = random_images(keras_vit.preprocessing_of(model))

@@ -1,8 +1,10 @@
 """Detectors as SavedModel, TFLite and ONNX: boxes in pixels of the given image, equal to the model's."""
 
+import functools
 import json
-import shutil
+import pathlib
 
+import keras
 import numpy as np
 import PIL.Image
 import pytest
@@ -17,6 +19,7 @@ from export.tasks import Detection, agreement_of_boxes
 from export.tflite import __main__ as tflite
 from keras_vit import DetectionConfig, UserError, inspection
 from keras_vit.errors import ParityError
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.run import Run
 from tests.export import cpp_loader
 from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, others_slow, randomize
@@ -25,21 +28,28 @@ from training.detection.detector import open_detector
 NAMES = ("ant", "bee", "cat")
 
 
+def own() -> keras.Model:
+    """A detector that pads to the right and below, as OWLv2 does."""
+    rule = keras_vit.Preprocessing(TINY_IMAGE, resize="pad", padding="after")
+    return randomize(Blueprint(TINY, rule, task=DetectionConfig(8)).build())
+
+
+MODELS = {"own": own, "owl": lambda: keras_vit.from_checkpoint(FIXTURES / "tasks" / "hf_owlv2")}
+
+
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory):
-    """A detector that stretches, and one that pads to a square (OWLv2), each in a directory."""
-    place = tmp_path_factory.mktemp("detectors")
-    own = randomize(keras_vit.detection_model(TINY, DetectionConfig(8), image_size=TINY_IMAGE))
-    owl = keras_vit.from_checkpoint(FIXTURES / "tasks" / "hf_owlv2")
-    for name, model, width in (("own", own, 8), ("owl", owl, 32)):
-        (place / name).mkdir()
-        classes = np.random.default_rng(1).normal(size=(3, width))
-        keras_vit.with_classes(model, classes).save(place / name / "model.keras")
-        (place / name / "labels.txt").write_text("\n".join(NAMES) + "\n")
-    (place / "like").mkdir()
-    keras_vit.with_classes(owl, classes, max_overlap=0.3).save(place / "like" / "model.keras")
-    shutil.copy(place / "owl" / "labels.txt", place / "like")
-    return place
+    """Makes the directory of a detector: of its boxes on one object it finds the likeliest alone."""
+
+    @functools.cache
+    def make(name: str) -> pathlib.Path:
+        folder, model = tmp_path_factory.mktemp(name), MODELS[name]()
+        classes = np.random.default_rng(1).normal(size=(3, 8 if name == "own" else 32))
+        keras_vit.with_classes(model, classes, max_overlap=0.3).save(folder / "model.keras")
+        (folder / "labels.txt").write_text("\n".join(NAMES) + "\n")
+        return folder
+
+    return make
 
 
 def photos() -> list[bytes]:
@@ -52,13 +62,13 @@ def photos() -> list[bytes]:
     return files
 
 
-@pytest.mark.parametrize("name", others_slow(("own", "owl", "like"), "like"))
+@pytest.mark.parametrize("name", others_slow(MODELS, "own"))
 def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_path, capsys):
-    saved_model.main(["--run", str(place / name), "--output", str(tmp_path / "served")])
+    saved_model.main(["--run", str(place(name)), "--output", str(tmp_path / "served"), "--verify-images", "3"])
     version = tmp_path / "served" / "1"
     served = tf.saved_model.load(version)
     answer = served.signatures["serving_default"](image_bytes=tf.constant(photos()))
-    detector = open_detector(Run.open(place / name))
+    detector = open_detector(Run.open(place(name)))
     images = [inspection.decode(data, "x", preprocessing=detector.preprocessing) for data in photos()]
     assert images[2].pixels.shape[:2] == (41, 30)
     for number, objects in enumerate(detector.detect(images, 100)):
@@ -78,7 +88,7 @@ def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_p
 
 @pytest.mark.slow
 def test_the_cpp_loader_finds_the_same(place, tmp_path):
-    saved_model.main(["--run", str(place / "owl"), "--output", str(tmp_path / "served")])
+    saved_model.main(["--run", str(place("owl")), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
     loaded = tf.saved_model.load(version).signatures["serving_default"]
     expected = loaded(image_bytes=tf.constant(photos()))["boxes"].numpy()
@@ -87,36 +97,38 @@ def test_the_cpp_loader_finds_the_same(place, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["owl", "like"])
+@pytest.mark.parametrize("name", MODELS)
 def test_tflite_files_give_boxes_and_logits(name, place, tmp_path):
     options = ["--output", str(tmp_path), "--formats", "float32", "float16"]
-    tflite.main(["--run", str(place / name), *options])
+    tflite.main(["--run", str(place(name)), *options])
     interpreter = Interpreter(str(tmp_path / "detector-float32.tflite"))
     interpreter.allocate_tensors()
-    image = np.random.default_rng(0).normal(size=(1, 20, 20, 3)).astype(np.float32)
+    model = Run.open(place(name)).model
+    image = np.random.default_rng(0).normal(size=(1, *model.input_shape[1:])).astype(np.float32)
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
     interpreter.invoke()
     found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-    outputs = Run.open(place / name).model(image)
+    outputs = model(image)
     np.testing.assert_allclose(found[..., :4], outputs["boxes"], atol=1e-5)
     np.testing.assert_allclose(found[..., 4:], outputs["class_logits"], atol=1e-4)
     assert json.loads((tmp_path / "report.json").read_text())["files"]["float16"]["agreement"] >= 0.9
-    report = (tmp_path / "report.md").read_text()
-    assert "padding='after'" in report  # OWLv2 pads to the right and below
-    assert "interpolation='gaussian'" in report
+    report, rule = (tmp_path / "report.md").read_text(), keras_vit.preprocessing_of(model)
+    assert "padding='after'" in report
+    assert f"interpolation={rule.interpolation!r}" in report
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", ["owl", "like"])
+@pytest.mark.parametrize("name", MODELS)
 def test_onnx_files_give_the_same(name, place, tmp_path):
     pytest.importorskip("tf2onnx")
     runtime = pytest.importorskip("onnxruntime")
-    onnx_command.main(["--run", str(place / name), "--output", str(tmp_path)])
-    images = np.random.default_rng(0).normal(size=(3, 20, 20, 3)).astype(np.float32)
+    onnx_command.main(["--run", str(place(name)), "--output", str(tmp_path)])
+    model = Run.open(place(name)).model
+    images = np.random.default_rng(0).normal(size=(3, *model.input_shape[1:])).astype(np.float32)
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     (found,) = session.run(["detections"], {"image": images})
-    outputs = Run.open(place / name).model(images)
+    outputs = model(images)
     np.testing.assert_allclose(found, np.concatenate([outputs["boxes"], outputs["class_logits"]], axis=-1), atol=1e-4)
 
 
@@ -131,4 +143,4 @@ def test_formats_that_move_boxes_and_detectors_without_classes_are_refused(place
     with pytest.raises(UserError, match="has no classes of its own"):
         tflite.main(["--checkpoint", str(FIXTURES / "tasks" / "hf_owlvit"), "--output", str(tmp_path)])
     with pytest.raises(UserError, match="is calibrated for classes"):
-        tflite.main(["--run", str(place / "owl"), "--output", str(tmp_path), "--formats", "int8", "--calibration", "."])
+        tflite.main(["--run", str(place("own")), "--output", str(tmp_path), "--formats", "int8", "--calibration", "."])

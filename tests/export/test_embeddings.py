@@ -116,7 +116,7 @@ def test_the_command_exports_a_checkpoint_without_head(tmp_path):
     model = tiny(num_classes=0)
     model.save(tmp_path / "features.keras")
     options = ["--checkpoint", str(tmp_path / "features.keras"), "--output", str(tmp_path / "out")]
-    saved_model.main([*options, "--embeddings", "unit-length"])
+    saved_model.main([*options, "--embeddings", "unit-length", "--verify-images", "3"])
     images = tf.random.stateless_uniform((2, *TINY_IMAGE, 3), (0, 1), -1.0, 1.0)
     signatures = tf.saved_model.load(tmp_path / "out" / "1").signatures
     features = np.asarray(model(images))

@@ -76,16 +76,17 @@ def assert_same(preprocessing: Preprocessing, path: pathlib.Path) -> None:
     np.testing.assert_allclose(found[0], wanted, atol=2.1 / 255 if preprocessing.channels == 1 and color else 1e-6)
 
 
-@pytest.mark.parametrize("rule", range(len(RULES)))
-def test_the_code_gives_the_pixels_of_the_model(rule, photos):
+@pytest.mark.parametrize("number", range(len(RULES)))
+def test_the_code_gives_the_pixels_of_the_model(number, photos):
+    rule = RULES[number]
     for path in photos:
-        assert_same(RULES[rule], path)
-        pixels = prepared(RULES[rule], path, raw_pixels=True)
+        assert_same(rule, path)
+        pixels = prepared(rule, path, raw_pixels=True)
         assert pixels.dtype == np.uint8
-        normalized = np.asarray(RULES[rule].normalize(pixels))
-        levels = 0.51 if RULES[rule].dtype == "float32" else 0.01
-        lows, highs = (np.asarray(end) for end in RULES[rule].value_range)
-        assert np.all(np.abs(normalized - prepared(RULES[rule], path)) <= levels * (highs - lows) / 255)
+        levels = 0.51 if rule.dtype == "float32" else 0.01
+        lows, highs = (np.asarray(end) for end in rule.value_range)
+        difference = np.abs(np.asarray(rule.normalize(pixels)) - prepared(rule, path))
+        assert np.all(difference <= levels * (highs - lows) / 255)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

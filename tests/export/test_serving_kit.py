@@ -206,7 +206,7 @@ def answers(draw) -> bytes:
 
 
 @hypothesis.settings(
-    max_examples=100, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=50, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(said=answers())
 def test_any_response_is_an_answer_or_a_documented_error(talker, said):
@@ -233,7 +233,7 @@ def kit(tmp_path: pathlib.Path, **changes) -> pathlib.Path:
 
 def test_a_kit_names_the_versions_and_their_labels(tmp_path):
     versions(tmp_path / "served", 1, 2, 10)
-    path = kit(tmp_path, name="123", stable=2, canary=10, max_batch_size=16, batch_timeout_ms=0.5)
+    path = kit(tmp_path, name="123", stable=2, canary=10)
     assert {entry.name for entry in path.iterdir()} == {
         "models.config", "batching.config", "compose.yaml", "README.md", "client.py",
     }  # fmt: skip
@@ -242,10 +242,7 @@ def test_a_kit_names_the_versions_and_their_labels(tmp_path):
     assert (model.name, model.base_path, model.model_platform) == ("123", "/models/123", "tensorflow")
     assert list(model.model_version_policy.specific.versions) == [2, 10]
     assert dict(model.version_labels) == {"stable": 2, "canary": 10}
-    assert (path / "batching.config").read_text().split("\n")[:2] == [
-        "max_batch_size { value: 16 }",
-        "batch_timeout_micros { value: 500 }",
-    ]
+    assert "\nmax_batch_size { value: 32 }\n" in (path / "batching.config").read_text()
     compose = (path / "compose.yaml").read_text()
     for words in (
         "--model_config_file=/config/models.config",

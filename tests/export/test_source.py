@@ -17,6 +17,7 @@ from export.source import ExportedModel, open_model, random_images
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
 from keras_vit.images.files import Samples
+from keras_vit.run import Run
 from tests.support import TINY, TINY_IMAGE, randomize
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -53,37 +54,22 @@ def test_a_checkpoint_is_verified_on_images_of_a_folder(place):
     assert found.origin.images == f"images of {place / 'pictures'}"
 
 
-@pytest.mark.parametrize(
-    ("config", "weights", "terms"),
-    [
+@pytest.mark.usefixtures("loaded_once")
+def test_origin_and_license_of_the_weights_are_those_of_the_run(tmp_path):
+    run = Run.at(tmp_path)
+    run.start({}, LABELS)
+    run.save_model(keras_vit.build(CONFIG, image_size=16, num_classes=3))
+    random_images(keras_vit.Preprocessing((16, 16))).save(tmp_path / "samples.npz")
+    official = {"checkpoint": "augreg:B_16", "license": "Apache-2.0"}
+    for config, weights, terms in (
         ({"settings": {"command": "pretrain"}}, "trained from scratch", None),
-        (
-            {"weights": {"checkpoint": "augreg:B_16", "license": "Apache-2.0"}},
-            "fine-tuned from augreg:B_16",
-            "Apache-2.0",
-        ),
+        ({"weights": official}, "fine-tuned from augreg:B_16", "Apache-2.0"),
         ({"weights": {"checkpoint": "/home/anna/x.npz", "license": None}}, "fine-tuned from x.npz", None),
         ({"settings": {"command": "finetune"}}, "unknown", None),  # a run of an older version
-    ],
-)
-def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights, terms, tmp_path):
-    randomize(keras_vit.build(CONFIG, image_size=16, num_classes=3)).save(tmp_path / "model.keras")
-    (tmp_path / "labels.txt").write_text("wren\nant\nbee\n")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    random_images(keras_vit.Preprocessing((16, 16))).save(tmp_path / "samples.npz")
-    origin = opened({"run": str(tmp_path)}).origin
-    assert (origin.weights, origin.license) == (weights, terms)
-
-
-@pytest.mark.slow
-def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place):
-    command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
-    saved_model.main([*command, "--output", str(place / "served"), "--license", "CC-BY-4.0"])
-    card = (place / "served" / "1" / "README.md").read_text()
-    assert re.search(r"\| License +\| CC-BY-4.0 +\|", card)
-    assert re.search(r"\| Weights +\| vit.npz +\|", card)
-    report = json.loads((place / "served" / "1" / "report.json").read_text())
-    assert (report["weights"], report["license"]) == ("vit.npz", "CC-BY-4.0")
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        origin = opened({"run": str(tmp_path)}).origin
+        assert (origin.weights, origin.license) == (weights, terms)
 
 
 def test_without_images_there_are_random_ones(place):
@@ -97,12 +83,15 @@ def test_without_images_there_are_random_ones(place):
 @pytest.mark.slow
 def test_both_commands_take_a_checkpoint(place, capsys):
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
-    saved_model.main([*command, "--output", str(place / "served")])
+    saved_model.main([*command, "--output", str(place / "served"), "--license", "CC-BY-4.0"])
     report = json.loads((place / "served" / "1" / "report.json").read_text())
     assert (report["accuracy"], report["num_images"], report["images_from"]) == (None, 16, "random images")
-    assert "accuracy unknown" in (place / "served" / "1" / "README.md").read_text()
+    assert (report["weights"], report["license"]) == ("vit.npz", "CC-BY-4.0")
+    card = re.sub(" +", " ", (place / "served" / "1" / "README.md").read_text())
+    for words in ("accuracy unknown", "| License | CC-BY-4.0 |", "| Weights | vit.npz |"):
+        assert words in card
     photos = ["--images", str(place / "pictures"), "--calibration", str(place / "pictures")]
-    options = ["--calibration-images", "3", "--formats", "float32", "int8", "--max-disagreement", "1"]
+    options = ["--formats", "float32", "int8", "--max-disagreement", "1"]
     tflite.main([*command, *photos, *options, "--output", str(place / "phone")])
     report = json.loads((place / "phone" / "report.json").read_text())
     assert report["formats"]["float32"]["num_images"] == 3
@@ -118,7 +107,7 @@ def test_the_image_size_can_be_changed(place):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"run": "model.tflite"}, "model.tflite is an export already"),
+        ({"run": "model.tflite"}, "model.tflite is an export; give"),
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
         ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels accepts a text file"),
         ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
@@ -131,6 +120,7 @@ def test_invalid_options_are_one_sentence(place, monkeypatch, changes, words):
     monkeypatch.chdir(place)
     (place / "two.txt").write_text("wren\nant\n")
     (place / "empty").mkdir()
+    (place / "model.tflite").touch()
     with pytest.raises(UserError, match=words) as caught:
         opened(arguments(place, **changes))
     assert "\n" not in str(caught.value)

@@ -9,14 +9,12 @@ import pytest
 
 import keras_vit
 from export.inference_model import inference_model
-from export.options import SavedModelOptions, SourceOptions
 from export.source import random_images
 from export.token_merging import MergeTokens, merging_rules
 from keras_vit import UserError, ViTConfig
-from keras_vit.cli.options import check_ranges
 from keras_vit.errors import ParityError, refuse_first
 from tests.exports import saved_model_of
-from tests.support import TINY_STEM, randomize
+from tests.support import TINY_STEM, others_slow, randomize
 
 _WIDTH, _HEADS = 12, 3
 _CONFIG = ViTConfig(patch_size=(4, 4), hidden_size=_WIDTH, num_layers=2, num_heads=_HEADS, mlp_dim=16)
@@ -56,22 +54,22 @@ def test_the_most_similar_pairs_of_patch_tokens_become_their_weighted_means(pref
             np.testing.assert_allclose(np.asarray(part)[image], values, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("for_tensorflow", [True, False])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        pytest.param({"classifier": "gap"}, marks=pytest.mark.slow),
-        {"classifier": "token+gap"},
-        pytest.param({"classifier": "map"}, marks=pytest.mark.slow),
-        pytest.param({"classifier": "sequence"}, marks=pytest.mark.slow),
-        pytest.param({"classifier": "gap", "norm_after_pooling": True}, marks=pytest.mark.slow),
-        pytest.param({"distillation": "head"}, marks=pytest.mark.slow),
-        pytest.param({"num_registers": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
+_FIELDS = (
+    {},
+    {"classifier": "token+gap"},
+    {"classifier": "gap"},
+    {"classifier": "map"},
+    {"classifier": "sequence"},
+    {"classifier": "gap", "norm_after_pooling": True},
+    {"distillation": "head"},
+    {"num_registers": 2},
 )
-def test_equal_tokens_are_merged_without_a_difference(fields, for_tensorflow):
+_FORMS = [(fields, for_tensorflow) for fields in _FIELDS for for_tensorflow in (True, False)]
+
+
+@pytest.mark.parametrize("form", others_slow(_FORMS, _FORMS[0], _FORMS[3]), ids=str)
+def test_equal_tokens_are_merged_without_a_difference(form):
+    fields, for_tensorflow = form
     # Without positions, the patches of a row are equal tokens: four, then two, then one of the size 4.
     model = _build(position_embedding="none", **fields)
     rows = np.random.default_rng(0).uniform(-1, 1, (3, 2, 1, 4, 4, 3))
@@ -95,30 +93,25 @@ def test_at_most_half_of_the_patch_tokens_are_merged_in_a_block():
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("config", "reason"),
     [
-        ({"position_embedding": "relative"}, "relative positions"),
-        ({"position_embedding": "rotary"}, "rotary positions"),
-        ({"position_injection": "shared"}, "before every block"),
-        ({"axial": True, "classifier": "gap"}, "axial attention"),
-        ({"locality_attention": True}, "locality self-attention"),
+        (dataclasses.replace(_CONFIG, position_embedding="relative"), "relative positions"),
+        (dataclasses.replace(_CONFIG, position_injection="shared"), "before every block"),
+        (dataclasses.replace(_CONFIG, axial=True, classifier="gap"), "axial attention"),
+        (dataclasses.replace(_CONFIG, locality_attention=True), "locality self-attention"),
+        (TINY_STEM, "without tokens"),
     ],
 )
-def test_models_whose_tokens_keep_a_place_are_refused(fields, reason):
+def test_models_whose_tokens_keep_a_place_are_refused(config, reason):
     with pytest.raises(UserError, match=reason):
-        refuse_first(merging_rules(_build(**fields), 1))
+        refuse_first(merging_rules(keras_vit.build(config, image_size=32, num_classes=3), 1))
 
 
 def test_more_than_half_of_the_patch_tokens_is_refused():
-    refuse_first(merging_rules(_build(), 4))
-    with pytest.raises(UserError, match="Of 8 patch tokens a block merges at most 4, but --merge-tokens is 5"):
-        refuse_first(merging_rules(_build(), 5))
-
-
-def test_a_resnet_is_refused():
-    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
-    with pytest.raises(UserError, match="without tokens"):
-        refuse_first(merging_rules(model, 1))
+    model = _build()
+    refuse_first(merging_rules(model, 4))
+    with pytest.raises(UserError, match="Of 8 patch tokens .* at most 4, but --merge-tokens is 5"):
+        refuse_first(merging_rules(model, 5))
 
 
 @pytest.mark.slow
@@ -134,15 +127,3 @@ def test_an_export_says_how_often_merged_tokens_give_the_same_class(tmp_path, dt
     if found["agreement"] < 15 / 16:
         with pytest.raises(ParityError, match="SavedModel with --merge-tokens 2 disagrees with the model"):
             saved_model_of(model, labels, samples, tmp_path, **options, max_disagreement=0.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"merge_tokens": 0}, "--merge-tokens must be at least 1, but is 0"),
-        ({"merge_tokens": 8, "attention": True}, "--merge-tokens"),
-    ],
-)
-def test_merging_nothing_and_merging_what_is_shown_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        check_ranges(SavedModelOptions(SourceOptions(run="run"), "output", **options))

@@ -159,10 +159,15 @@ def test_the_page_makes_the_pixels_of_the_model(rules):
     photos = []
     for path in sorted((_IMAGES / "pictures").iterdir()):
         with Image.open(path) as image:
-            image.thumbnail((333, 333))
+            image.thumbnail((160, 160))
             photos.append(np.asarray(image.convert("RGB")))
-    photos += [photos[0][:7, :5], photos[0][:150, :30]]
-    cases = [(rule, np.asarray(rule.to_channels(photo))) for rule in rules() for photo in photos]
+    photos += [photos[0][:7, :5], photos[0][:100, :30]]
+    # A third of the images for each rule.
+    cases = [
+        (rule, np.asarray(rule.to_channels(photo)))
+        for number, rule in enumerate(rules())
+        for photo in photos[number % 3 :: 3]
+    ]
     given = [
         {
             "sides": image.shape[:2],

@@ -1,7 +1,6 @@
 """Fine-tuning: any checkpoint becomes a run on other images."""
 
 import json
-import pathlib
 import shutil
 from collections.abc import Callable
 
@@ -46,7 +45,7 @@ def test_a_run_becomes_a_run_at_another_resolution_with_layers_frozen_by_name(up
     for path in old:
         frozen = path.startswith(("embedding", "Transformer.encoderblock_0"))
         assert np.array_equal(old[path], new[path]) == frozen, path
-    with pytest.raises(UserError, match="No layer to freeze is named 'encoder'"):
+    with pytest.raises(UserError, match="--freeze encoder names no layer"):
         finetune.main([*command, "--workdir", str(tmp_path / "other"), "--freeze", "encoder"])
     assert not (tmp_path / "other").exists()
     assert model.input_shape == (None, 16, 12, 1)
@@ -103,10 +102,10 @@ def test_the_recipe_decides_how_images_are_resized_and_the_checkpoint_their_valu
 
 
 def test_weights_of_keras_alone_are_those_of_a_named_model(untrained, tmp_path):
-    saved = randomize(keras_vit.build("ViT-Ti_16", image_size=32, num_classes=3))
+    saved = randomize(keras_vit.build("testing", image_size=32, num_classes=3))
     saved.save_weights(tmp_path / "x.weights.h5")
     options = ["--checkpoint", str(tmp_path / "x.weights.h5"), "--workdir", str(tmp_path / "run"), "--channels", "3"]
-    model = untrained(*options, "--model", "ViT-Ti_16", "--image-size", "32", "32")
+    model = untrained(*options, "--model", "testing", "--image-size", "32", "32")
     assert model.output_shape == (None, 10)
     for old, new in zip(saved.weights[:-2], model.weights[:-2], strict=True):
         np.testing.assert_array_equal(old, new)
@@ -132,30 +131,20 @@ def test_what_cannot_be_started_from_is_refused_and_leaves_nothing(command, word
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(name="old_run")
-def _old_run(upstream, tmp_path) -> pathlib.Path:
-    """A run as older versions wrote it: without an id, and without a background in its preprocessing."""
-    old = tmp_path / "old"
-    shutil.copytree(upstream.path, old)
+@pytest.mark.slow
+def test_a_run_of_an_older_version_is_evaluated_finetuned_and_exported(upstream, tmp_path):
+    """Without an id, and without a background in its preprocessing."""
+    old = shutil.copytree(upstream.path, tmp_path / "old")
     config = json.loads((old / "config.json").read_text())
     del config["id"]
     (old / "config.json").write_text(json.dumps(config))
     model = keras.models.load_model(old / "model.keras")
     del next(layer for layer in model.layers if hasattr(layer, "preprocessing")).preprocessing["background"]
     model.save(old / "model.keras")
-    return old
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_is_evaluated(upstream, old_run):
-    evaluate.main(["--run", str(old_run), "--data", "digits"])
-    accuracy = json.loads((old_run / "evaluation.json").read_text())["accuracy"]
+    evaluate.main(["--run", str(old), "--data", "digits"])
+    accuracy = json.loads((old / "evaluation.json").read_text())["accuracy"]
     assert accuracy == pytest.approx(upstream.metrics()[-1]["val_accuracy"])
-
-
-@pytest.mark.slow
-def test_a_run_of_an_older_version_is_finetuned_and_exported(old_run, tmp_path):
-    finetune.main([*COMMAND, "--checkpoint", str(old_run), "--workdir", str(tmp_path / "new")])
-    tflite.main(["--run", str(old_run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    finetune.main([*COMMAND, "--checkpoint", str(old), "--workdir", str(tmp_path / "new")])
+    tflite.main(["--run", str(old), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     assert load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
     assert list((tmp_path / "phone").glob("*.tflite"))

@@ -192,9 +192,9 @@ for variables in (weights, *zip(*trainer.optimizer.slots), trainer.ema):
 def test_the_weights_of_attention_and_mlp_their_slots_and_averages_are_divided():
     lines = on_jax("-c", _DIVIDED, devices=8).splitlines()
     assert [line for line in lines if line.startswith("refused ")] == [
-        "refused 8 devices cannot be divided into models of 3 devices each; give --model-parallel a divisor of 8.",
+        "refused 8 devices cannot be divided by --model-parallel 3; give a divisor of 8.",
         "refused 12 channels of Transformer.encoderblock_0.MultiHeadDotProductAttention_1.query/kernel cannot be "
-        "divided among 8 devices; give --model-parallel a divisor of 12.",
+        "divided by --model-parallel 8; give a divisor of 12.",
     ]
     parts = {f"{name}/kernel": "24 6" for name in ("query", "key", "value")} | {"Dense_0/kernel": "24 12"}
     parts |= {"query/bias": "6", "key/bias": "6", "value/bias": "6", "Dense_0/bias": "12"}

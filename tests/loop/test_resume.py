@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
-from tests.interruptions import after_checkpoints, assert_ended_alike, killed_after
+from tests.interruptions import after_checkpoints, assert_ended_alike
 from tests.loop.devices.test_service import running, stop
 from tests.support import replaced
 from training import pretrain
@@ -60,17 +60,27 @@ def _undisturbed(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_and_then_asked_to_stop_leaves_with_the_documented_code_and_ends_in_the_same_bits(
+def test_a_run_that_is_ended_and_then_asked_to_stop_leaves_with_the_documented_code_and_ends_in_the_same_bits(
     number, undisturbed, tmp_path, capfd
 ):
     def ask(step):
+        if step == 8:  # a second Ctrl-C does not wait
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
         if step == 20:
             os.kill(os.getpid(), number)
 
-    with killed_after(8):
-        in_process(tmp_path / "run")
-    with pytest.raises(SystemExit) as left, after_checkpoints(ask):
-        in_process(tmp_path / "run")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process of the background
+    try:
+        with after_checkpoints(ask):
+            with pytest.raises(KeyboardInterrupt):
+                in_process(tmp_path / "run")
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert "Ctrl-C again stops at once" in capfd.readouterr().err
+            with pytest.raises(SystemExit) as left:
+                in_process(tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert left.value.code == CONTINUE_LATER == 75
     error = capfd.readouterr().err
     assert f"its checkpoint is saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
@@ -84,20 +94,6 @@ def test_a_run_that_is_killed_and_then_asked_to_stop_leaves_with_the_documented_
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
-def test_a_second_ctrl_c_does_not_wait(tmp_path):
-    def ask_twice(_):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process of the background
-    try:
-        with pytest.raises(KeyboardInterrupt), after_checkpoints(ask_twice):
-            in_process(tmp_path / "run")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.slow
 def test_a_run_trains_in_another_thread_and_leaves_the_signals_alone(undisturbed, tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -108,7 +104,7 @@ def test_a_run_trains_in_another_thread_and_leaves_the_signals_alone(undisturbed
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_signal_after_the_last_step_does_not_say_that_training_stops_and_the_model_is_written(
     number, undisturbed, tmp_path, monkeypatch, capfd
 ):

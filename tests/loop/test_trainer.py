@@ -1,6 +1,7 @@
 """The training step: what stock Keras does otherwise, each against NumPy or another way to the same end."""
 
 import dataclasses
+import types
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from keras_vit.models.build import dtype_policy
 from tests.support import randomize
 from training.loop.build import build_trainer
 from training.loop.optimizers import make_optimizer
-from training.loop.trainer import StepOptions, Trainer
+from training.loop.trainer import Trainer
 from training.objectives.objective import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
@@ -24,7 +25,7 @@ STEM = ResNetConfig((1, 1), 8, (16, 32), preactivation=False, num_groups=4)
 FAMILIES = {
     "token": TINY,
     "map, dropout": dataclasses.replace(
-        TINY, num_layers=2, classifier="map", dropout_rate=0.1, stochastic_depth_rate=0.1
+        TINY, num_layers=1, classifier="map", dropout_rate=0.1, stochastic_depth_rate=0.1
     ),
     "relative positions": dataclasses.replace(TINY, position_embedding="relative", classifier="gap"),
     "axial": dataclasses.replace(TINY, axial=True, classifier="gap"),
@@ -40,7 +41,9 @@ def trainer(
     keras.utils.set_random_seed(3)
     model = randomize(keras_vit.build(config, image_size=image_size, num_classes=classes))
     objective = options.pop("objective", Classification(loss, smooth))
-    made = Trainer(model, StepOptions(**{"batch_size": 8, **options}), objective=objective)
+    execution = Execution(remat=options.pop("remat", False))
+    recipe = dataclasses.replace(find_recipe("digits"), **{"batch_size": 8, **options})
+    made = Trainer(model, recipe, objective=objective, execution=execution)
     made.compile(make_optimizer(kind, model, rate, clip_norm=None), jit_compile=xla)
     return made
 
@@ -98,13 +101,16 @@ def test_accumulated_moving_statistics_are_those_of_one_micro_batch_after_the_ot
     np.testing.assert_allclose(flat(actual), flat(expected), rtol=1e-5)
 
 
-def test_dropout_is_drawn_anew_for_each_step_and_micro_batch_and_again_for_the_same():
+def test_dropout_is_drawn_anew_for_each_step_replica_and_micro_batch_and_again_for_the_same(monkeypatch):
     ours = trainer(FAMILIES["map, dropout"])
     first, again, other = ours.layer_seeds(0), ours.layer_seeds(0), ours.layer_seeds(1)
     ours.step.assign(1)
     later = ours.layer_seeds(0)
+    second = types.SimpleNamespace(replica_id_in_sync_group=1)
+    monkeypatch.setattr(tf.distribute, "get_replica_context", lambda: second)
+    elsewhere = ours.layer_seeds(0)
     np.testing.assert_array_equal(flat(first), flat(again))
-    assert len({flat(draw).tobytes() for draw in (first, other, later)}) == 3
+    assert len({flat(draw).tobytes() for draw in (first, other, later, elsewhere)}) == 4
     assert len({state.numpy().tobytes() for state in first}) == len(first) > 2  # another one for every layer
 
 
@@ -133,7 +139,8 @@ def test_a_step_that_overflows_float16_is_left_out(kind):
         pytest.param("token", 132, 1, marks=pytest.mark.slow),  # attention in chunks
     ],
 )
-def test_what_is_computed_twice_gives_the_same_step(family, image_size, batch_size):
+def test_what_is_computed_twice_gives_the_same_step(family, image_size, batch_size, monkeypatch):
+    monkeypatch.setattr("training.loop.devices.kernels.on_cpu", lambda: False)  # whose form takes seconds to compile
     options = {"rate": 0.5, "image_size": image_size, "batch_size": batch_size}
     once, twice = (trainer(FAMILIES[family], remat=remat, **options) for remat in (False, True))
     for images, labels in batches(2, image_size):

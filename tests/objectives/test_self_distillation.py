@@ -220,8 +220,6 @@ def test_the_recipe_of_the_paper():
         ({"teacher": "runs/large"}, "--teacher applies only to --target classes"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
-        ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),
-        ({"prototypes": 1}, "prototypes must be at least 2"),
         ({"head_width": 12}, "must be a multiple of 8, but is 12"),
         ({"inception_crop": True}, "--inception-crop applies only to other targets"),
     ],

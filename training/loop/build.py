@@ -20,7 +20,7 @@ from training.loop.devices.jax_devices import assign_whole, whole
 from training.loop.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
 from training.loop.optimizers import LearningRate, make_optimizer
-from training.loop.trainer import StepOptions, Trainer
+from training.loop.trainer import Trainer
 from training.objectives.dense import BoxSetPrediction, MaskSetPrediction, PixelClasses
 from training.objectives.distillation import FeatureDistillation, HardDistillation, SoftDistillation
 from training.objectives.masked_patches import MaskedPatches
@@ -74,15 +74,8 @@ def build_trainer(
         if execution.precision == "float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
             optimizer.build(model.trainable_variables)
-    step = StepOptions(
-        batch_size=recipe.batch_size,
-        accumulation=recipe.accumulation,
-        ema_decay=objective.averaging(recipe.ema_decay),
-        sharpness_radius=recipe.sharpness_radius,
-        seed=seed,
-        remat=execution.remat,
-    )
-    trainer = _trainer_class()(model, step, objective=objective, strategy=strategy)
+    trainer_class = JaxTrainer if keras.backend.backend() == "jax" else Trainer
+    trainer = trainer_class(model, recipe, objective=objective, execution=execution, strategy=strategy, seed=seed)
     trainer.compile(optimizer, jit_compile=with_xla, steps_per_execution=execution.steps_per_execution)
     return trainer
 
@@ -103,7 +96,9 @@ def network_to_train(
     with no_init_weights():
         model = _new_model(make_model, strategy, execution)
     model = _prepared(model, recipe, objective, strategy, execution)
-    return _trainer_class()(model, StepOptions(recipe.batch_size), objective=objective, strategy=strategy).network
+    with strategy.scope():
+        objective.forwards(model, model, keras.Variable(0, dtype="int32", trainable=False), ())
+    return model
 
 
 def _new_model(
@@ -112,10 +107,6 @@ def _new_model(
     name = "float32" if execution.precision == "float32" else f"mixed_{execution.precision}"
     with dtype_policy(name), strategy.scope():
         return make_model()
-
-
-def _trainer_class() -> type[Trainer]:
-    return JaxTrainer if keras.backend.backend() == "jax" else Trainer
 
 
 def _prepared(
@@ -237,13 +228,9 @@ def choose_trained_weights(model: keras.Model, recipe: Recipe) -> None:
     """Add adapters, freeze layers and set the bias of the head. Raises UserError where the model has no such layers."""
     if recipe.lora:
         add_adapters(model, recipe.lora, recipe.lora_on)
-    for name in recipe.freeze:
-        layers = [layer for layer in model.layers if f"{layer.name}.".startswith(f"{name}.") and layer.weights]
-        if not layers:
-            known = ", ".join(layer.name for layer in model.layers if layer.weights)
-            raise UserError(f"No layer to freeze is named {name!r} or {name + '.…'!r}; the layers are {known}.")
-        for layer in layers:
-            layer.trainable = False
+    with_weights = [layer for layer in model.layers if layer.weights]
+    for layer in _named("--freeze", recipe.freeze, with_weights, _first_parts):
+        layer.trainable = False
     if not model.trainable_variables:
         raise UserError("All layers are frozen, so there is nothing to train; freeze fewer layers.")
     if recipe.head_bias:
@@ -263,13 +250,7 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
     that of no dense layer.
     """
     dense = [layer for layer in model.layers if isinstance(layer, TokenDense) and layer.name not in HEADS]
-    adapted = []
-    for name in names:
-        named = [layer for layer in dense if f".{layer.name}".endswith(f".{name}")]
-        if not named:
-            known = ", ".join(dict.fromkeys(layer.name.rpartition(".")[2] for layer in dense)) or "none"
-            raise UserError(f"--lora-on {name} is not a dense layer of this model; its dense layers are {known}.")
-        adapted += [layer for layer in named if layer not in adapted]
+    adapted = _named("--lora-on", names, dense, _last_parts)
     for layer in model.layers:
         if layer.weights and layer not in adapted and layer.name not in HEADS:
             layer.trainable = False
@@ -277,3 +258,30 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
         layer.enable_lora(rank)
         if layer.bias is not None:
             layer.bias.trainable = False
+
+
+def _first_parts(name: str) -> list[str]:
+    words = name.split(".")
+    return [".".join(words[:count]) for count in (2, 1, *range(3, len(words) + 1))]
+
+
+def _last_parts(name: str) -> list[str]:
+    words = name.split(".")
+    return [".".join(words[-count:]) for count in range(1, len(words) + 1)]
+
+
+def _named(
+    option: str, names: Sequence[str], layers: Sequence[keras.layers.Layer], parts: Callable[[str], list[str]]
+) -> list[keras.layers.Layer]:
+    """Return the layers that have one of the names as a part of theirs, in the order of the names.
+
+    parts: of the name of a layer; the first is listed where an option names none. Raises UserError then.
+    """
+    chosen: dict[keras.layers.Layer, None] = {}
+    for name in names:
+        named = [layer for layer in layers if name in parts(layer.name)]
+        if not named:
+            known = ", ".join(dict.fromkeys(parts(layer.name)[0] for layer in layers)) or "none"
+            raise UserError(f"{option} {name} names no layer of this model that can be chosen; these are {known}.")
+        chosen |= dict.fromkeys(named)
+    return list(chosen)

@@ -22,8 +22,8 @@ from training.loop.trainer import Trainer, segments
 class JaxTrainer(Trainer):
     """`Trainer` on the JAX backend of Keras. Its variables, and so its checkpoints, are the same."""
 
-    def __init__(self, network, options, **kwargs):
-        super().__init__(network, options, **kwargs)
+    def __init__(self, network, recipe, **kwargs):
+        super().__init__(network, recipe, **kwargs)
         # The values of all variables after a step, until something else needs them: to assign them takes time. In an
         # object of its own, because Keras would wrap the lists.
         self._after_step = types.SimpleNamespace(values=None)

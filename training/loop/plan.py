@@ -58,7 +58,7 @@ class Plan:
     """A run as it is trained."""
 
     options: TrainingOptions  # of the command; the recipe in it is that of config.json
-    recipe: Recipe  # that is trained, whose warm-up fits into the run
+    recipe: Recipe  # that is trained, whose schedule fits into the run
     data: DataSet  # that are trained, with balanced classes if the recipe says so
     strategy: tf.distribute.Strategy
     settings: dict[str, Any]  # everything that changes the result, for config.json
@@ -87,8 +87,8 @@ class Plan:
 def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name: str) -> Plan:
     """Return the plan of a run. Raises UserError if options, data and devices do not fit.
 
-    The loss becomes multi-label where the images have several classes each, and the warm-up a tenth of a run that is
-    shorter; both are printed.
+    The loss becomes multi-label where the images have several classes each, and warm-up and cooldown a tenth of a run
+    that is not longer; both are printed.
     """
     data, recipe = setup.source, _with_loss_for(setup.source, options.recipe)
     options = dataclasses.replace(options, recipe=recipe)
@@ -105,7 +105,7 @@ def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name
     _check_lengths(options.execution, num_steps, epoch_steps)
     return Plan(
         options=options,
-        recipe=_with_fitting_warmup(recipe, num_steps),
+        recipe=_with_fitting_schedule(recipe, num_steps),
         data=data,
         strategy=setup.strategy,
         settings=settings,
@@ -144,18 +144,15 @@ def _check_lengths(execution: Execution, num_steps: int, epoch_steps: int) -> No
             raise UserError(f"{option} needs {needed:,}, but the run has {there:,} of these; give less.")
 
 
-def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:
+def _with_fitting_schedule(recipe: Recipe, num_steps: int) -> Recipe:
     schedule = recipe.schedule
-    if schedule.warmup_steps >= num_steps:
-        print(
-            f"The warm-up of {schedule.warmup_steps:,} steps is not shorter than the run of {num_steps:,}, so it is "
-            f"shortened to {num_steps // 10:,}."
-        )
-        schedule = dataclasses.replace(schedule, warmup_steps=num_steps // 10)
-    left = num_steps - schedule.warmup_steps
-    if schedule.cooldown_steps > left:
-        fit = f"cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up"
-        raise UserError(f"The {fit}; give fewer, such as --cooldown-steps {left // 2}, or train longer.")
+    for name, part in {"warm-up": "warmup_steps", "cooldown": "cooldown_steps"}.items():
+        steps = getattr(schedule, part)
+        if steps >= num_steps:
+            shorter = f"so it is shortened to {num_steps // 10:,}"
+            print(f"The {name} of {steps:,} steps is not shorter than the run of {num_steps:,}, {shorter}.")
+            fewer: dict[str, Any] = {part: num_steps // 10}
+            schedule = dataclasses.replace(schedule, **fewer)
     return dataclasses.replace(recipe, schedule=schedule)
 
 

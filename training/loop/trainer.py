@@ -7,7 +7,6 @@ step, replica, micro-batch and layer, where Keras draws the same mask on every r
 examples, in variables that are equal on all replicas, so they are exact and continue bit for bit.
 """
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,28 +19,13 @@ from keras import ops
 from keras_vit.models.attention import chunk_long_attention
 from training.loop.devices.kernels import fast_here
 from training.loop.devices.strategies import several_workers
-from training.objectives.objective import Decay, Objective
+from training.objectives.objective import Objective
+from training.options.common import Execution
+from training.recipes.recipe import Recipe
 
 # Whose inner activations are computed again with rematerialization.
 _BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.column)?|(resnet\.)?block\d+\.unit\d+")
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepOptions:
-    """How a step is computed."""
-
-    batch_size: int  # examples per step, on all replicas together
-    accumulation: int = 1  # micro-batches per step, whose gradients are summed
-    # Of the moving average of the weights, which is then evaluated, or a function of the step; None for no average.
-    ema_decay: Decay = None
-    sharpness_radius: float = (
-        0.0  # SAM's rho, see `Trainer._gradients_of`; 0 for the gradient at the weights themselves
-    )
-    seed: int = 0  # of dropout and stochastic depth
-    # Keep only the outputs of the blocks, and compute their activations again for the gradient. On TensorFlow,
-    # attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`.
-    remat: bool = False
 
 
 class Trainer(keras.Model):
@@ -55,22 +39,28 @@ class Trainer(keras.Model):
     def __init__(
         self,
         network: keras.Model,
-        options: StepOptions,
+        recipe: Recipe,
         *,
         objective: Objective,
+        execution: Execution,
         strategy: tf.distribute.Strategy | None = None,
+        seed: int = 0,
     ):
         """Create it for a network that the objective prepared, under the scope of a strategy, or for one device.
 
         But outside of that scope: within it Keras' `fit` would reduce a batch over the workers to build the model,
-        which is already built, and fail (keras#20585).
+        which is already built, and fail (keras#20585). seed: of dropout and stochastic depth.
+
+        With rematerialization, only the outputs of the blocks are kept, and their activations computed again for the
+        gradient. On TensorFlow, attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
         self._objective, self._validation = objective, objective.evaluation()
-        self._batch_size, self._accumulation = options.batch_size, options.accumulation
-        self._ema_decay, self._seed, self._sharpness_radius = options.ema_decay, options.seed, options.sharpness_radius
+        self._batch_size, self._accumulation = recipe.batch_size, recipe.accumulation
+        self._ema_decay, self._seed = objective.averaging(recipe.ema_decay), seed
+        self._sharpness_radius = recipe.sharpness_radius
         # Of this worker; after the same step `any_stop_requested` is true in all workers if one set it.
         self._stop_requested = tf.Variable(0.0, trainable=False) if several_workers(self._strategy) else None
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
@@ -79,14 +69,14 @@ class Trainer(keras.Model):
         norms = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         self._statistics += [v for layer in network.layers for v in getattr(layer, "statistics", ())]
-        if options.remat:
+        if execution.remat:
             chunk_long_attention(network)
         trained = fast_here(network)
         with self._strategy.scope():
             self._make_variables()
             self._forwards = objective.forwards(network, trained, self.step, self.ema)
         self._random.extend(objective.random)
-        self._segments = segments(trained) if options.remat else []
+        self._segments = segments(trained) if execution.remat else []
         self.built = True
 
     def _make_variables(self) -> None:

@@ -30,13 +30,22 @@ class OtherPatches(Objective):
     """An objective whose outputs are computed from other patches in training."""
 
     without_remat = "--patch-sizes and --patch-dropout"
+    needs = ""  # what takes which model, as a sentence
 
     def __init__(self, objective: Objective, uncounted: str):
         self._objective = objective
         self.metrics, self.metric_dtype = objective.metrics, objective.metric_dtype
         self.uncounted = (*objective.uncounted, uncounted)
 
+    def fits(self, config: ViTConfig) -> bool:
+        """Whether a model can be trained so."""
+        raise NotImplementedError
+
     def prepare(self, model):
+        """Raises UserError for a model that cannot be trained so."""
+        config = keras_vit.config_of(model)
+        if not isinstance(config, ViTConfig) or not self.fits(config):
+            raise UserError(f"{self.needs}; leave it out.")
         return self._objective.prepare(model)
 
     def measure(self, images, labels, outputs, weights):
@@ -49,20 +58,21 @@ class OtherPatches(Objective):
 class PatchDropout(OtherPatches):
     """A network that computes a random part of the patches of each image. rate: share that is dropped, but not all."""
 
+    needs = "--patch-dropout is for a Vision Transformer with positions at its input"
+
     def __init__(self, rate: float, objective: Objective):
         super().__init__(
             objective, f"that --patch-dropout leaves {rate:.4g} of the patches out, which saves about that share"
         )
         self._rate = rate
 
+    def fits(self, config):
+        of_grid = config.axial or config.position_embedding == "relative" or config.is_rotary
+        return config.position_injection == "input" and not of_grid
+
     def forwards(self, network, trained, step, averages):
-        """Raises UserError for a model whose blocks need the complete grid."""
-        config = keras_vit.config_of(network)
-        at_input = isinstance(config, ViTConfig) and not config.axial and config.position_injection == "input"
-        if not at_input or config.position_embedding == "relative" or config.is_rotary:
-            raise UserError("--patch-dropout is for a Vision Transformer with positions at its input; leave it out.")
         embedded = trained.get_layer("Transformer.encoderblock_0.LayerNorm_0").input
-        self._prefix = config.num_prefix_tokens
+        self._prefix = keras_vit.config_of(network).num_prefix_tokens
         self._patches = embedded.shape[1] - self._prefix
         self._kept = max(round(self._patches * (1.0 - self._rate)), 1)
         self._stem = keras.Model(trained.input, embedded)
@@ -86,18 +96,20 @@ class FlexiblePatches(OtherPatches):
     The step and the seed of the run decide, the same on all replicas and for all micro-batches.
     """
 
+    needs = "--patch-sizes is for a Vision Transformer that cuts the image itself"
+
     def __init__(self, patch_sizes: Sequence[int], seed: int, objective: Objective):
         sizes = ", ".join(map(str, patch_sizes))
         more = "smaller ones are more tokens"
         super().__init__(objective, f"that --patch-sizes trains with patches of {sizes} pixels in turn: {more}")
         self._patch_sizes, self._seed = patch_sizes, seed
 
+    def fits(self, config):
+        return config.stem is None
+
     def forwards(self, network, trained, step, averages):
         """Raises UserError for a model whose weights depend on the grid in other ways than learned positions do."""
-        self._step = step
-        config = keras_vit.config_of(network)
-        if not isinstance(config, ViTConfig) or config.stem is not None:
-            raise UserError("--patch-sizes are for a Vision Transformer that cuts the image itself; leave them out.")
+        self._step, config = step, keras_vit.config_of(network)
         preprocessing, classes = preprocessing_of(network), network.output_shape[-1]
 
         def with_patches(size: int) -> keras.Model:

@@ -162,7 +162,7 @@ class DetectPredictOptions(CsvOptions):
     classes: tuple[str, ...] | None = None
     """For OWL-ViT and OWLv2: texts to look for, such as "a red stamp" cat, or a .txt file with one in each line, or
     with a name and its texts, as in "cat: a cat | a kitten". Behind them, a value with a slash or the ending of an
-    image, such as pictures/ or ./cat.jpg, is one of the IMAGES."""
+    image, such as pictures/ or ./cat.jpg, and all values after it are IMAGES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip, siglip
     or a .txt file. Default: the texts as they are."""

@@ -27,7 +27,7 @@ class PredictOptions(CsvOptions, ModelOptions):
     classes: tuple[str, ...] | None = None
     """For a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, such as cat dog "a rabbit", or a
     .txt file with one in each line, or with a name and its texts, as in "cat: a cat | a kitten". Behind them, a value
-    with a slash or the ending of an image, such as pictures/ or ./cat.jpg, is one of the IMAGES."""
+    with a slash or the ending of an image, such as pictures/ or ./cat.jpg, and all values after it are IMAGES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip: the 80
     of CLIP; siglip: the one of SigLIP; or a .txt file with one in each line. Default: the texts as they are."""

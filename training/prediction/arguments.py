@@ -8,7 +8,7 @@ from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.cli.parser import Given, Options
 from keras_vit.files.keras_model import MODEL
-from keras_vit.files.remote import is_remote, matching
+from keras_vit.files.remote import matching
 from keras_vit.images.formats import (
     format_list,
     is_hidden,
@@ -21,8 +21,6 @@ from keras_vit.text.classes import is_text_file
 
 # How the file of a model is called, and no image.
 _MODEL_FILES = (".keras", ".npz", ".safetensors")
-# Files of a SavedModel, in its directory or in that of its versions, which TF Serving takes.
-_EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
 
 
 def parse_with_run(options_class: type[Options], arguments: Sequence[str], *, prog: str, about: str | None) -> Options:
@@ -34,24 +32,12 @@ def parse_with_run(options_class: type[Options], arguments: Sequence[str], *, pr
 def with_images(given: Given) -> Given:
     """Return the options that were given; images behind the texts of --classes or --templates are none of these.
 
-    What is an image follows from how it is written, and not from what lies in the working directory: an image or
-    folder has a slash in it or the ending of an image. Raises UserError for one that is not there, which may be a text
-    with a slash, and for a text behind an image, which may be a folder without one.
+    What is an image follows from how it is written, and not from what lies in the working directory: the first one has
+    a slash in it or the ending of an image, and all values behind it are images or folders, too.
     """
     for option in ("classes", "templates"):
         values = given.get((option,), ())
         first = next((number for number, value in enumerate(values) if _is_image(value, number)), len(values))
-        for number, value in enumerate(values[first:], first):
-            if not _is_image(value, number):
-                raise UserError(
-                    f"{value!r:.80} stands behind the image {values[first]!r:.80}; if it is one, too, write "
-                    f"'./{value:.80}', else put the values of --{option} together."
-                )
-            if not is_remote(value) and not os.path.lexists(value) and not matching(value):
-                raise UserError(
-                    f"There is no image or folder {value!r:.80}, as which --{option} accepts a value with a slash or "
-                    "the ending of an image; correct it, or write a text with a slash into a .txt file."
-                )
         if first < len(values):
             images = (*given.get(("images",), ()), *values[first:])
             given = {**given, (option,): values[:first], ("images",): images}
@@ -86,12 +72,13 @@ def _is_model(path: pathlib.Path) -> bool:
 
 def check_images(run: str, images: Sequence[str], serve: bool, classes: Sequence[str] | None) -> None:
     """Raise UserError unless there are either images or `--serve`, and for an export as the model."""
+    from keras_vit.run import Run
+
     if serve == bool(images):
         name = None if serve else next((name for name in reversed(classes or ()) if os.path.lexists(name)), None)
         hint = "" if name is None else f"; {name} is taken as a class, so write ./{name} if it is meant"
         raise UserError(f"Either name images or a folder to classify, or use --serve, whose page takes them{hint}.")
-    if run.endswith(".tflite") or any(any(pathlib.Path(run).glob(name)) for name in _EXPORTED):
-        raise UserError(f"{run} is an export; give the run that it was exported from, or use keras-vit evaluate.")
+    Run(run).refuse_export()
 
 
 def find_images(names: Sequence[str]) -> list[pathlib.Path]:

@@ -215,13 +215,8 @@ def open_classifier(
             print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:
         check_head(model, names)
-    figures = inspection.available_figures(model)
-    if "relevance" not in figures:
-        raise UserError(
-            f"{run.name} ends with features of shape {model.output_shape} and has no classes; add a head with "
-            "keras-vit finetune or keras_vit.adapt(model, num_classes=…)."
-        )
-    if explain is not None and explain not in figures:
+    _ = run.classifier  # raises UserError for a model without a head
+    if explain is not None and explain not in inspection.available_figures(model):
         raise UserError(f"{run.name} has no attention to show by --explain {explain}; give --explain relevance.")
     run.warn_of_missing_files(labels_given=bool(names))
     return Classifier(run, names, run.scoring(threshold), explain)

@@ -6,12 +6,13 @@ import math
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.promise import ANSWERED, LABEL_SET
-from keras_vit.scores import TOP_K, RankedClasses
+from keras_vit.scores import TOP_K
 from training.data.dataset import check_some_read
 from training.options.predict import PredictOptions
 from training.prediction.classifier import BATCH, Classifier, Prediction, batches_of, classified
@@ -102,71 +103,53 @@ def _csv_rows(predictions: Sequence[Prediction], *, multi_label: bool) -> Iterat
     probabilities, separated by |; rejected; unknown and unknown_score if there is a score; answered, and label_set,
     separated by |, if there is a promise; problem.
     """
-    scored = any(each.ranked and each.ranked.unknown is not None for each in predictions)
+    images = [each.as_json() for each in predictions]
     best = max((len(each.classes) for each in predictions), default=0)
-    columns = ["classes", "probabilities"] if multi_label else _numbered(best)
-    flags = ["rejected", "unknown", "unknown_score"][: 3 if scored else 1]
-    promised = promised_columns(predictions)
-    yield "picture", *columns, *flags, *promised, "problem"
-    for each, *decisions in zip(predictions, *promised.values(), strict=True):
-        pairs = [(name, f"{share:.6f}") for name, share in each.classes]
+    numbers = ["", *(f"_{number}" for number in range(2, best + 1))][:best]
+    columns = [name + number for number in numbers for name in ("class", "probability")]
+    columns = ["classes", "probabilities"] if multi_label else columns
+    flags = ["rejected", *_present(images, "unknown", "unknown_score", ANSWERED, LABEL_SET)]
+    yield "picture", *columns, *flags, "problem"
+    for image in images:
+        pairs = [(each["class"], f"{each['probability']:.6f}") for each in image.get("classes", ())]
         if multi_label:
             pairs = [("|".join(name for name, _ in pairs), "|".join(share for _, share in pairs))]
         cells = [cell for pair in pairs for cell in pair]
         cells += [""] * (len(columns) - len(cells))
-        yield each.name, *cells, *_flags(each.ranked)[: len(flags)], *map(_cell, decisions), each.problem or ""
+        yield image["picture"], *cells, *(_cell(image.get(name, "")) for name in flags), image.get("problem", "")
 
 
-def _cell(decision: bool | tuple[str, ...] | None) -> object:
-    if decision is None:
-        return ""
-    return "|".join(decision) if isinstance(decision, tuple) else decision
+def _present(images: Sequence[Mapping[str, Any]], *fields: str) -> list[str]:
+    """Return those of some fields that an image has."""
+    return [field for field in fields if any(field in image for image in images)]
 
 
-def promised_columns(predictions: Sequence[Prediction]) -> dict[str, list]:
-    """Return what is promised of each image, by column, None where there is no image; without a promise nothing."""
-    ranked = [each.ranked for each in predictions]
-    columns: dict[str, list] = {
-        ANSWERED: [each and each.is_answered for each in ranked],
-        LABEL_SET: [each and each.label_set for each in ranked],
-    }
-    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
-
-
-def _numbered(best: int) -> list[str]:
-    return [name + (f"_{n}" if n > 1 else "") for n in range(1, best + 1) for name in ("class", "probability")]
-
-
-def _flags(ranked: RankedClasses | None) -> list[object]:
-    """Return whether no class reaches the threshold, whether none fits, and the score of that."""
-    if ranked is None:
-        return ["", "", ""]
-    return [ranked.is_rejected, ranked.is_unknown, "" if ranked.unknown is None else f"{ranked.unknown:.6g}"]
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return "|".join(value)
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
     """Write a row for each image. Columns: picture, classes and probabilities (lists), rejected, unknown and
-    unknown_score (null without a score), answered and label_set (if there is a promise), problem (null for an image
-    that can be read).
+    unknown_score (null without a score), problem (null for an image that can be read), and answered and label_set (if
+    there is a promise).
     """
     import pyarrow  # lazy: no other form of the results needs it
     import pyarrow.parquet
 
     text, number, truth = pyarrow.string(), pyarrow.float64(), pyarrow.bool_()
-    ranked = [each.ranked for each in predictions]
-    scores = [each.unknown if each else None for each in ranked]
-    unknown = [each.is_unknown if each and each.unknown is not None else None for each in ranked]
-    columns = {
-        "picture": pyarrow.array([each.name for each in predictions], text),
-        "classes": pyarrow.array([[name for name, _ in each.classes] for each in predictions], pyarrow.list_(text)),
-        "probabilities": pyarrow.array(
-            [[share for _, share in each.classes] for each in predictions], pyarrow.list_(number)
-        ),
-        "rejected": pyarrow.array([each.is_rejected if each else None for each in ranked], truth),
-        "unknown": pyarrow.array(unknown, truth),
-        "unknown_score": pyarrow.array(scores, number),
-        "problem": pyarrow.array([each.problem for each in predictions], text),
-    }
-    promised = promised_columns(predictions)
-    columns |= zip(promised, map(pyarrow.array, promised.values()), strict=True)
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd", write_statistics=False)
+    images = [each.as_json() for each in predictions]
+    for image, each in zip(images, predictions, strict=True):
+        image |= {
+            "classes": [name for name, _ in each.classes],
+            "probabilities": [share for _, share in each.classes],
+        }
+    types = {
+        "picture": text, "classes": pyarrow.list_(text), "probabilities": pyarrow.list_(number), "rejected": truth,
+        "unknown": truth, "unknown_score": number, "problem": text,
+    }  # fmt: skip
+    promised = {ANSWERED: truth, LABEL_SET: pyarrow.list_(text)}
+    types |= {name: promised[name] for name in _present(images, *promised)}
+    table = pyarrow.Table.from_pylist(images, pyarrow.schema(types.items()))
+    pyarrow.parquet.write_table(table, path, compression="zstd", write_statistics=False)

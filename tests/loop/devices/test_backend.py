@@ -41,6 +41,7 @@ def test_training_takes_jax_where_it_alone_sees_the_gpu_unless_the_user_chose(mo
     options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
     monkeypatch.setattr(backend, "only_jax_sees_gpu", lambda: True)
     monkeypatch.setattr(backend.cli, "require_tensorflow", lambda: None)
+    monkeypatch.setattr(backend.cli, "import_keras", lambda: None)
     monkeypatch.delitem(sys.modules, "keras")
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     backend.prepare_backend(options)

@@ -124,7 +124,7 @@ def test_every_task_of_a_slurm_job_has_its_place_in_the_cluster(met, monkeypatch
 
 def test_a_slurm_job_without_srun_is_refused(monkeypatch):
     slurm(monkeypatch, NTASKS="3", PROCID="0")
-    with pytest.raises(UserError, match="cannot be found .* of the SLURM job"):
+    with pytest.raises(UserError, match="neither in TF_CONFIG nor .* SLURM job"):
         open_strategy(StrategyOptions())
 
 
@@ -148,5 +148,5 @@ def test_lists_of_machines_are_expanded_in_the_order_of_the_tasks(nodes, tasks, 
 )
 def test_an_environment_that_contradicts_itself_is_refused(wrong):
     variables = {"SLURM_STEP_NODELIST": "a,b", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "0", **wrong}
-    with pytest.raises(UserError, match="cannot be found .* of the SLURM job"):
+    with pytest.raises(UserError, match="neither in TF_CONFIG nor .* SLURM job"):
         slurm_config(variables)

@@ -102,7 +102,7 @@ def test_the_devices_that_share_a_model_are_of_one_host(connected):
     assert devices.num_replicas_in_sync == 4
     models = [["tpu:0", "tpu:1"], ["tpu:4", "tpu:5"], ["tpu:2", "tpu:3"], ["tpu:6", "tpu:7"]]
     assert keras.distribution.distribution().device_mesh.devices.tolist() == models
-    with pytest.raises(UserError, match="4 devices of each host .* models of 8 devices"):
+    with pytest.raises(UserError, match="4 devices of each host .* --model-parallel 8"):
         JaxDevices(8)
 
 

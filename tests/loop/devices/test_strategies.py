@@ -29,7 +29,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3]
 # A process of its own: devices are made before TensorFlow starts.
 _PROCESS = """
 import dataclasses, pathlib, sys
-import keras, numpy as np, tensorflow as tf
+import keras, numpy as np
 import keras_vit
 from training.loop.build import build_trainer
 from keras_vit.run import Run
@@ -102,12 +102,6 @@ def train(strategy, argument, several):
         argument + "_counts": np.array(counts[0]),
     }
 
-def draws(strategy):
-    trainer = build_trainer(
-        lambda: build(dropping), base, 16, strategy=strategy, execution=Execution(), seed=1,
-    )
-    return np.stack(tf.function(lambda: strategy.run(lambda: tf.stack(trainer.layer_seeds(0))))().values)
-
 # Replicas first: their devices are made before TensorFlow starts.
 for argument in sys.argv[2:]:
     kind, *names = argument.split(",")
@@ -115,8 +109,6 @@ for argument in sys.argv[2:]:
     for name in names:
         # Several steps of an execution, which do not divide those of the epoch.
         actual |= train(strategy, name, 1 if kind == "single" else 3)
-    if kind == "mirrored":
-        actual["draws"] = draws(strategy)
     if is_chief(strategy):
         np.savez(f"{sys.argv[1]}/{kind}.npz", **actual)
 """
@@ -183,30 +175,22 @@ def test_several_steps_per_execution_of_replicas_end_in_the_bits_of_one(tmp_path
             np.testing.assert_array_equal(ends[f"dropout@{steps}{what}"], ends[f"dropout@1{what}"])
 
 
-def test_replicas_drop_out_different_units(replicas):
-    first, second = replicas["mirrored"]["draws"]
-    assert not np.any(first == second)
-
-
 @pytest.mark.parametrize(
     ("strategy", "replicas", "words"),
     [
         ("mirrored", None, "strategy mirrored takes GPUs, but this machine has 0"),
         ("tpu", None, "The TPU 'local' cannot be reached .*TPUs not found"),
         ("single", 2, "--replicas applies only to --strategy mirrored"),
-        ("multi-worker", None, "needs TF_CONFIG in the environment, or a SLURM job"),
+        ("multi-worker", None, "neither in TF_CONFIG nor .* SLURM job"),
     ],
 )
 def test_devices_that_are_not_there_are_refused(strategy, replicas, words, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(UserError, match=words):
         open_strategy(StrategyOptions(strategy, replicas))
-
-
-def test_more_gpus_than_there_are_are_refused(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a"] * 3 if kind == "GPU" else [])
     with pytest.raises(UserError, match="takes 4, but this machine has 3"):
-        open_strategy(StrategyOptions(strategy="mirrored", replicas=4))
+        open_strategy(StrategyOptions("mirrored", 4))
 
 
 @pytest.mark.parametrize(

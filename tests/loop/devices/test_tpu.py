@@ -138,7 +138,6 @@ def test_a_libtpu_without_its_library_is_refused(tmp_path):
     "command",
     [
         ["pretrain", "digits", "--data", "digits", "--workdir", "new"],
-        ["finetune", "--checkpoint", "a.npz", "--data", "digits", "--workdir", "new"],
         ["evaluate", "--run", "run", "--data", "digits", "--output", "report"],
         ["vtab", "--checkpoint", "a.npz", "--workdir", "run"],
     ],

@@ -1,7 +1,6 @@
 """Prepare the backend of Keras before it is imported: the options that it supports, and TensorFlow's TPU library."""
 
 import importlib.metadata
-import importlib.util
 import os
 import pathlib
 import platform
@@ -64,6 +63,7 @@ def prepare_backend(options: TrainingOptions) -> None:
         _check_jax(options)
         if _has_nvidia_gpu():  # what is compiled for a CPU may not run on another one
             os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "jax"))
+        cli.import_keras()
         return
     refuse_without_effect(options, [(_NEED_JAX, False, "KERAS_BACKEND=jax in the environment")])
     prepare_tpu(options.devices)
@@ -71,8 +71,6 @@ def prepare_backend(options: TrainingOptions) -> None:
 
 
 def _check_jax(options: TrainingOptions) -> None:
-    if importlib.util.find_spec("jax") is None:
-        raise UserError('KERAS_BACKEND=jax needs the package jax: pip install jax, or ".[gpu-jax]" for NVIDIA GPUs.')
     parts = (options.devices, options.execution, options, options.recipe)
     given = {name: getattr(part, name) for part in parts for name in _ON_JAX if getattr(part, name, None)}
     for name, value in given.items():

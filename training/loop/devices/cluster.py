@@ -38,11 +38,6 @@ def several_workers_started() -> bool:
 def met_workers(timeout: int) -> tuple[list[str], str]:
     """Return the addresses of all workers and that of this one, once they have met; a SLURM job gets its TF_CONFIG."""
     if not os.environ.get("TF_CONFIG"):
-        if "SLURM_PROCID" not in os.environ:
-            raise UserError(
-                "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; "
-                "`keras-vit launch --workers 2` starts workers on this machine, to try it out."
-            )
         os.environ["TF_CONFIG"] = json.dumps(slurm_config(os.environ))
     workers, here = _tf_config()
     wait_for_workers(workers, here, timeout)
@@ -86,8 +81,8 @@ def slurm_config(environ: Mapping[str, str]) -> dict:
             raise ValueError(f"SLURM_PROCID is {index} of {len(workers)} tasks")
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"The workers cannot be found in the environment of the SLURM job ({error}); start the command with srun, "
-            "as docs/clusters/slurm.sh does, or set TF_CONFIG."
+            f"The workers are neither in TF_CONFIG nor in the environment of a SLURM job ({error}); start the command "
+            "with srun, as docs/clusters/slurm.sh does, set TF_CONFIG, or try it out with keras-vit launch --workers 2."
         ) from error
     return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
 

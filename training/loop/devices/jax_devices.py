@@ -76,12 +76,7 @@ class JaxDevices:
         devices, hosts = keras.distribution.list_devices(), [device.process_index for device in jax.devices()]
         self.num_hosts, self.host = jax.process_count(), jax.process_index()
         on_each = len(devices) // self.num_hosts
-        if on_each % model_parallel:
-            where = "" if self.num_hosts == 1 else " of each host"
-            raise UserError(
-                f"{on_each} devices{where} cannot be divided into models of {model_parallel} devices each; give "
-                f"--model-parallel a divisor of {on_each}."
-            )
+        check_divided(on_each, model_parallel, "devices" if self.num_hosts == 1 else "devices of each host")
         self.num_replicas_in_sync = len(devices) // model_parallel
         self._model_parallel, self._shard_weights = model_parallel, shard_weights
         # On a slice the chips of a host need not follow each other.
@@ -124,11 +119,8 @@ class DividedWeights(keras.distribution.ModelParallel):
         layout = super().get_variable_layout(variable)
         parts = self.device_mesh.shape[1]
         for size, axis in zip(variable.shape, layout.axes, strict=True):
-            if axis == "model" and size % parts:
-                raise UserError(
-                    f"{size} channels of {variable.path} cannot be divided among {parts} devices; give "
-                    f"--model-parallel a divisor of {size}."
-                )
+            if axis == "model":
+                check_divided(size, parts, f"channels of {variable.path}")
         if self.shard_weights and variable.trainable and "batch" not in layout.axes:
             return self._along_batch(layout, variable.shape)
         return layout
@@ -143,6 +135,12 @@ class DividedWeights(keras.distribution.ModelParallel):
         axes = list(layout.axes)
         axes[sizes.index(max(sizes))] = "batch"
         return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+
+def check_divided(count: int, parts: int, what: str) -> None:
+    """Raise UserError if the devices that share a model cannot divide something evenly."""
+    if count % parts:
+        raise UserError(f"{count} {what} cannot be divided by --model-parallel {parts}; give a divisor of {count}.")
 
 
 def whole(values: Any) -> np.ndarray:
