@@ -253,5 +253,5 @@ def test_auto_tells_what_the_names_of_the_classes_reach_without_training(capsys)
         predicted.append(int(np.argmax(model(pixels))))
     labels = [int(source.evaluation.read(index)[1]) for index in range(source.evaluation.num_examples)]
     assert accuracy == np.mean(np.equal(predicted, labels))
-    assert f"reach {accuracy:.1%} of 6 evaluation images." in capsys.readouterr().out
+    assert f"{accuracy:.1%} on 6 evaluation images" in capsys.readouterr().out
     assert zero_shot_accuracy(str(FIXTURES / "vit_token.npz"), source) is None
