@@ -9,7 +9,7 @@ import pathlib
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -124,26 +124,6 @@ def _models_read_once():
 def _short_lock_wait(monkeypatch) -> None:
     """A process does not wait for seconds until another has left a directory."""
     monkeypatch.setattr("keras_vit.files.atomic._WAIT", 0.0)
-
-
-@pytest.fixture(name="loaded_once", scope="module")
-def _loaded_once() -> Iterator[None]:
-    """A .keras file is loaded once, for tests that change nothing of its model."""
-    from keras_vit.checkpoints import from_checkpoint
-
-    load, models = from_checkpoint.load_named_model, {}
-
-    def load_or_take(path: pathlib.Path) -> keras.Model:
-        file = path / "model.keras" if path.is_dir() else path
-        labels = file.with_name("labels.txt")
-        key = file.read_bytes(), file.name, labels.read_bytes() if labels.is_file() else None
-        if key not in models:
-            models[key] = load(path)
-        return models[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(from_checkpoint, "load_named_model", load_or_take)
-        yield
 
 
 @pytest.fixture(name="tiny_images")

@@ -348,7 +348,7 @@ def not_an_image(path: pathlib.Path) -> None:
         (tflite, "samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
     ],
 )
-@pytest.mark.usefixtures("loaded_once")
+@pytest.mark.usefixtures("models_read_once")
 def test_a_damaged_run_is_one_sentence_and_leaves_nothing(command, name, damage, words, run, tmp_path):
     damage(run / name)
     with pytest.raises(UserError, match=words) as caught:

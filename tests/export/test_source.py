@@ -54,7 +54,7 @@ def test_a_checkpoint_is_verified_on_images_of_a_folder(place):
     assert found.origin.images == f"images of {place / 'pictures'}"
 
 
-@pytest.mark.usefixtures("loaded_once")
+@pytest.mark.usefixtures("models_read_once")
 def test_origin_and_license_of_the_weights_are_those_of_the_run(tmp_path):
     run = Run.at(tmp_path)
     run.start({}, LABELS)

@@ -67,9 +67,8 @@ _FIELDS = (
 _FORMS = [(fields, for_tensorflow) for fields in _FIELDS for for_tensorflow in (True, False)]
 
 
-@pytest.mark.parametrize("form", others_slow(_FORMS, _FORMS[0], _FORMS[3]), ids=str)
-def test_equal_tokens_are_merged_without_a_difference(form):
-    fields, for_tensorflow = form
+@pytest.mark.parametrize(("fields", "for_tensorflow"), others_slow(_FORMS, _FORMS[0], _FORMS[3]), ids=str)
+def test_equal_tokens_are_merged_without_a_difference(fields, for_tensorflow):
     # Without positions, the patches of a row are equal tokens: four, then two, then one of the size 4.
     model = _build(position_embedding="none", **fields)
     rows = np.random.default_rng(0).uniform(-1, 1, (3, 2, 1, 4, 4, 3))

@@ -32,7 +32,7 @@ from training.prediction.arguments import find_images, parse_with_run
 from training.prediction.classifier import open_classifier
 from training.prediction.server import open_server
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
+pytestmark = pytest.mark.usefixtures("models_read_once")
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 
 
