@@ -1,9 +1,9 @@
 # Each target installs what it needs. Only python3 (3.10 to 3.13), venv and make must be there.
 PYTHON ?= python3
 BIN = .venv/bin
-# Tests run in three processes, which wait now and then, with one thread per operation. Each takes every third file in the
-# order of size, so that all take equally long. The two tests of the demo share its run. JAX compiles in less time what
-# runs only once. $$0 is a directory for the output of failed processes.
+# Tests run in three processes, which wait now and then, with one thread per operation. They take the files in the order
+# of size, in turns there and back, so that all take equally long. The two tests of the demo share its run. JAX compiles
+# in less time what runs only once. $$0 is a directory for the output of failed processes.
 MARK = not slow
 PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m pytest -q -m "$(MARK)" "$$@" 2>&1) && echo "$$output" || \
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
@@ -31,7 +31,8 @@ test: setup
 	@failed=$$(mktemp -d); \
 	{ echo tests/test_demo.py tests/test_documentation.py; \
 	  ls -S $$(find tests -name 'test_*.py') | grep -v 'test_demo\|test_documentation'; } | \
-	  awk '{ files[NR % 3] = files[NR % 3] " " $$0 } END { for (group in files) print files[group] }' | \
+	  awk '{ turn = (NR - 1) % 6; group = turn < 3 ? turn : 5 - turn; files[group] = files[group] " " $$0 } \
+	    END { for (group in files) print files[group] }' | \
 	  xargs -P 3 -L 1 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
