@@ -165,6 +165,21 @@ def test_a_header_that_claims_more_than_the_file_allocates_no_memory(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "huge.npz")
 
 
+def test_a_flipped_bit_and_bytes_behind_the_values_of_an_array_are_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", **{"embedding/kernel": np.full((4, 4, 3, 2000), 0.3, np.float32)})
+    content = bytearray((tmp_path / "x.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "flipped.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad checksum of 'embedding/kernel.npy'"):
+        np.asarray(read_npz(tmp_path / "flipped.npz")["embedding/kernel"])
+    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
+        array = archive.read("embedding/kernel.npy")
+    with zipfile.ZipFile(tmp_path / "longer.npz", "w") as archive:
+        archive.writestr("embedding/kernel.npy", array + b"more")
+    with pytest.raises(UserError, match=r"claims shape \(4, 4, 3, 2000\)"):
+        read_npz(tmp_path / "longer.npz")
+
+
 def test_a_zip_bomb_is_refused(tmp_path):
     np.savez_compressed(tmp_path / "bomb.npz", zeros=np.zeros(50_000_000, np.float32))
     with pytest.raises(UserError, match="claims to hold 2000"):

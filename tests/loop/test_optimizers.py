@@ -20,13 +20,14 @@ def model_and_gradients(num_layers: int = 1):
     return model, [rng.normal(size=variable.shape).astype(np.float32) for variable in model.trainable_variables]
 
 
-def test_the_summed_gradient_is_clipped_by_its_global_norm():
+@pytest.mark.parametrize("clip_norm", [0.25, 1e3])
+def test_the_summed_gradient_is_clipped_by_its_global_norm_where_it_is_longer(clip_norm):
     model, gradients = model_and_gradients()
     before = model.get_weights()
-    make_optimizer("sgd", model, 0.5, clip_norm=0.25).apply(gradients, model.trainable_variables)
+    make_optimizer("sgd", model, 0.5, clip_norm=clip_norm).apply(gradients, model.trainable_variables)
     norm = np.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients))
     for old, new, gradient in zip(before, model.get_weights(), gradients, strict=True):
-        np.testing.assert_allclose(new, old - 0.5 * gradient * 0.25 / norm, atol=1e-6)
+        np.testing.assert_allclose(new, old - 0.5 * gradient * min(1.0, clip_norm / norm), atol=1e-6)
 
 
 def test_decay_is_of_kernels_alone_and_times_the_learning_rate():

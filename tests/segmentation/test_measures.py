@@ -17,7 +17,7 @@ from training.data.annotations.open_scenes import open_scenes
 from training.evaluation import average_precision
 from training.options.dense import SceneOptions
 from training.segmentation import evaluation
-from training.segmentation.evaluation import evaluate
+from training.segmentation.evaluation import evaluate, panoptic_counts
 
 # Random sets of a fast test, and of a slow one.
 SETS = [pytest.param(range(6), id="6"), pytest.param(range(6, 1006), marks=pytest.mark.slow, id="1000")]
@@ -205,6 +205,14 @@ def answer_of_ids(rng: np.random.Generator, ids: np.ndarray, rows: dict):
     labels = [sorted(CATEGORIES).index(own[each]) for each in numbers]
     as_rows = {place + 1: {"category_id": own[each]} for each, place in table.items()}
     return found_of(labels, segments), (segments + 1, as_rows)
+
+
+def test_segments_that_share_half_of_their_union_do_not_match():
+    truth, answer = segments_of([0], np.array([[0, 0, 0, NONE]])), np.array([[NONE, 0, 0, NONE]])
+    answer[0, 3] = 0
+    assert panoptic_counts(truth, (np.array([0]), answer), 1).tolist() == [[2 / 3, 1, 0, 0]]  # the last is void
+    truth = segments_of([0, 1], np.array([[0, 0, 0, 1]]))
+    assert panoptic_counts(truth, (np.array([0]), answer), 2).tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
 
 
 @pytest.mark.parametrize("seeds", SETS)
