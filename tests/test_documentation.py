@@ -54,6 +54,7 @@ SHORTER = {
     "float32 float16 int8-dynamic int8-weights int4-weights int8": "float16 int8-dynamic",
     "--output phone --formats float32 int8-dynamic": "--output phone --formats float32",
     "attention_3": "attention_1",  # of two blocks
+    "block_2": "block_1",
 }
 
 
