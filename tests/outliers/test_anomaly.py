@@ -102,6 +102,10 @@ def test_the_coreset_and_the_distances_are_those_of_the_paper():
     np.testing.assert_array_equal(between_both.argmin(axis=1), nearest[:, 0])
 
 
+def test_equal_vectors_are_each_chosen_once():
+    assert sorted(k_center(np.ones((6, 3)), 6, seed=0).tolist()) == [0, 1, 2, 3, 4, 5]
+
+
 def test_a_folder_of_too_few_parts_is_refused(tmp_path):
     make_parts(tmp_path / "good", 3, defects=False)
     keras_vit.build(BACKBONE, image_size=SIZE, channels=1, num_classes=3).save(tmp_path / "b.keras")
