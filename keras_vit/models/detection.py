@@ -291,7 +291,9 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
         return embeddings[np.arange(len(best)), best], best
     if boxes is None:
         boxes = np.tile([0.5, 0.5, 1.0, 1.0], (len(embeddings), 1))
-    boxes = np.asarray(boxes, np.float32).reshape(len(embeddings), 4)
+    boxes = np.asarray(boxes, np.float32)
+    if boxes.shape != (len(embeddings), 4):  # transposed ones would be reordered without a word
+        raise UserError(f"boxes must be (images, 4), one for each image, but are {boxes.shape}.")
     shares = overlaps(
         to_corners(ops.convert_to_tensor(outputs["boxes"])), to_corners(ops.convert_to_tensor(boxes[:, None]))
     )

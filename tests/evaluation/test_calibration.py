@@ -38,6 +38,9 @@ def test_a_probability_of_0_changes_no_temperature():
     logits, labels = drawn(2.0)
     impossible = np.pad(logits, ((0, 0), (0, 1)), constant_values=-np.inf)
     assert fit_temperature(impossible, labels) == fit_temperature(logits, labels)
+    impossible[3, labels[3]] = -np.inf
+    with pytest.raises(UserError, match="for each image's class, but one is 0"):
+        fit_temperature(impossible, labels)
 
 
 def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_path):

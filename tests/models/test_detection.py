@@ -101,8 +101,9 @@ def test_the_object_in_a_given_box_is_the_query():
     ious, _ = overlaps(to_corners(data["pred_boxes"]), to_corners(boxes[:, None]))
     chosen = np.take_along_axis(np.asarray(ious), patches[:, None], axis=1)
     assert (chosen >= 0.8 * np.max(ious, axis=1, keepdims=True)).all()
-    with pytest.raises(ValueError, match="cannot reshape"):
-        keras_vit.query_embeddings(model, data["images"], boxes[:1])
+    for wrong in (boxes[:1], boxes.T):
+        with pytest.raises(UserError, match="one for each image"):
+            keras_vit.query_embeddings(model, data["images"], wrong)
 
 
 def test_classes_are_saved_with_the_model(tmp_path):

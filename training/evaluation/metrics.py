@@ -265,6 +265,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     """
     logits = np.maximum(logits.astype(np.float64), _LEAST_LOGIT)
     own = logits[np.arange(len(labels)), labels]
+    if own.min() == _LEAST_LOGIT:  # which would decide the temperature
+        raise UserError("Calibration needs a probability for each image's class, but one is 0; use the model itself.")
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
