@@ -27,7 +27,7 @@ from training.loop.finetune import finetune
 from training.loop.plan import Setup
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions, VtabOptions
-from training.recipes.finetune import RECIPE_NAME, TASKS, Part, VtabTask
+from training.recipes.finetune import NUM_TRAIN, NUM_VAL, RECIPE_NAME, TASKS, Part, VtabTask
 from training.recipes.recipe import Recipe
 
 _GROUPS = ("natural", "specialized", "structured")
@@ -242,6 +242,12 @@ def _part(task: VtabTask, builder, part: Part) -> Split:
     features = tfds.decode.PartialDecoding(read_features).extract_features(builder.info.features)
     info = builder.info.splits[task.split(part, builder.info.splits["train"].num_examples)]
     records = TFRecords([(file.filename, file.skip, file.take) for file in info.file_instructions])
+    wanted = {"train800": NUM_TRAIN, "val200": NUM_VAL, "train800val200": NUM_TRAIN + NUM_VAL}
+    if len(records) != wanted.get(part, len(records)):
+        raise UserError(
+            f"{part} of {task.name} should be {wanted[part]} images, but there are {len(records)} in "
+            f"{builder.data_dir}; prepare the data set again."
+        )
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         example = features.deserialize_example(records.read(index), decoders=decoders)
