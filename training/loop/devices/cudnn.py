@@ -114,7 +114,7 @@ def _custom_call(target: str, operands: Sequence, results: Sequence[tuple], num_
 
     lengths = tf.fill((operands[0].shape[0],), num_tokens)
     operands = [*operands, lengths, lengths]
-    config = _backend_config(*operands[:2], products)
+    config = _backend_config(operands[0], operands[1], products)
     module = _stablehlo(target, [(x.shape, x.dtype) for x in operands], results, config)
     return xla.call_module(
         operands,
