@@ -17,13 +17,13 @@ import sklearn.model_selection
 import sklearn.pipeline
 import sklearn.preprocessing
 import threadpoolctl
-from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.files.atomic import write_text
 from keras_vit.run import SPLIT, Run
 from training.data.sources import DataSet
+from training.evaluation.intervals import of_mean
 from training.evaluation.metrics import fit_temperature
 from training.features.attentive import attentive_accuracy
 from training.features.extraction import open_extractor
@@ -280,8 +280,7 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
     with quiet_fits(), explained(lambda why: sentence.format(folds, why), ValueError):
         scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
-    low, high = mean + error * stats.t.ppf([0.025, 0.975], folds - 1)
-    interval = [max(float(low), 0.0), min(float(high), 1.0)]
+    interval = np.clip(of_mean(scores), 0.0, 1.0).tolist()
     return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
 
 
