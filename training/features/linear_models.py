@@ -276,9 +276,11 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
     """
     values, labels = features.values.astype(np.float64), features.labels
     splits = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=0)
-    sentence = "--folds {} cannot be made of these images ({}); give fewer."
+    sentence = "--folds {} cannot be made of these images ({}); give fewer, or images of more groups."
     with quiet_fits(), explained(lambda why: sentence.format(folds, why), ValueError):
-        scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
+        scores = sklearn.model_selection.cross_val_score(
+            new_probe(c), values, labels, groups=groups, cv=splits, error_score="raise"
+        )
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
     interval = np.clip(of_mean(scores), 0.0, 1.0).tolist()
     return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
@@ -300,8 +302,6 @@ def note_split(run: Run | None, source: DataSet, backbone: Run, features: Featur
         folds = groups[rows], np.arange(len(rows))
         grouped, by_image = (cross_validated(some, _C, _FOLDS, of_image)["mean"] for of_image in folds)
     except UserError:
-        return
-    if not np.isfinite(grouped + by_image):
         return
     sentence = (
         f"{len(groups):,} images in {len(numbers):,} groups: a linear head on frozen features has an accuracy of "
