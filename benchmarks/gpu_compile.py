@@ -1,9 +1,10 @@
-"""Compiles the training step on JAX for an H100, on a machine without a GPU: its memory and its kernels, not its time.
+"""Compiles the training step for an H100, on a machine without a GPU: its memory and its kernels, not its time.
 
     pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
-    python -m benchmarks.gpu_compile --batch 256
+    python -m benchmarks.gpu_compile --batch 256 --backend tensorflow
 
-The versions must be those of JAX. XLA chooses no algorithm by timing, so each product is one of cuBLAS.
+The versions must be those of JAX, whose XLA compiles the step of TensorFlow, too. It chooses no algorithm by timing, so
+each product is one of cuBLAS.
 """
 
 import collections
@@ -11,6 +12,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
+from typing import Any, Literal
 
 from benchmarks.case import NUM_CLASSES
 from keras_vit import MODELS, cli
@@ -44,19 +46,24 @@ class Arguments:
     """Blocks of the model; compiling twelve takes some minutes."""
     batch: Count = 256
     """Images of a step."""
+    backend: Literal["jax", "tensorflow"] = "jax"
+    """Backend of Keras."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--model NAME --num-layers N --batch N`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu_compile", about=__doc__)
-    os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    os.environ |= {"KERAS_BACKEND": parsed.backend, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
     os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
-    compiled = _compiled(parsed)
-    memory = compiled.memory_analysis()
+    from jax.experimental import topologies
+
+    chip = topologies.get_topology_desc("name", "cuda", target_config=_H100, topology="1x1x1").devices[0]
+    compiled = (_of_jax if parsed.backend == "jax" else _of_tensorflow)(parsed, chip)
+    memory = compiled.get_compiled_memory_stats()
     sizes = memory.temp_size_in_bytes / 1e9, memory.argument_size_in_bytes / 1e9
     print(f"{sizes[0]:.2f} GB of temporaries, {sizes[1]:.2f} GB of state and batch")
     kernels: collections.Counter = collections.Counter()
-    for line in compiled.as_text().split("\nENTRY", 1)[1].splitlines():
+    for line in compiled.hlo_modules()[0].to_string().split("\nENTRY", 1)[1].splitlines():
         if kernel := _KERNEL.match(line):
             epilogue = _EPILOGUE.search(line)
             kernels[" ".join([kernel[2] or kernel[1], *(epilogue.groups() if epilogue else ())])] += 1
@@ -64,40 +71,67 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{count:6} {kernel}")
 
 
-def _compiled(arguments: Arguments):
+def _of_jax(arguments: Arguments, chip: Any) -> Any:
     import jax
     from jax._src.cudnn import fused_attention_stablehlo  # which asks for the version of a cuDNN that is not here
-    from jax.experimental import topologies
 
-    import keras_vit
     from keras_vit.models import gpu, layers
+
+    fused_attention_stablehlo.check_cudnn_version = lambda: _CUDNN
+    fused_attention_stablehlo.check_compute_capability = lambda capability: True
+    layers.on_tensor_cores = gpu.on_tensor_cores = lambda dtype: dtype == "bfloat16"
+    trainer = _trainer(arguments)
+    described = lambda shape, dtype: jax.ShapeDtypeStruct(  # noqa: E731
+        shape, dtype, sharding=jax.sharding.SingleDeviceSharding(chip)
+    )
+    state = tuple([described(v.shape, v.dtype) for v in group] for group in trainer._train_groups())
+    batch = [described(shape, "float32") for shape in _batch(arguments)]
+    step = jax.jit(trainer.train_step, donate_argnums=0).trace(state, batch)
+    return step.lower(lowering_platforms=("cuda",)).compile().runtime_executable()
+
+
+def _of_tensorflow(arguments: Arguments, chip: Any) -> Any:
+    import tensorflow as tf
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+    from jaxlib import _jax, xla_client
+
+    from training.loop.devices import cudnn, kernels
+
+    kernels.on_cpu = lambda: False
+    cudnn.computes_attention = lambda *shape: True
+    trainer = _trainer(arguments)
+    step = tf.function(lambda *batch: trainer.train_step(batch), jit_compile=True, autograph=False)
+    hlo = step.experimental_get_compiler_ir(*map(tf.zeros, _batch(arguments)))(stage="hlo_serialized")
+    text = _jax.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(hlo))
+    # The results are copies, in a dialect that the compiler does not take.
+    text = re.sub(r"mhlo\.copy (%\S+) : (\S+)", r"stablehlo.reshape \1 : (\2) -> \2", text)
+    module = ir.Module.parse(text, mlir.make_ir_context())
+    return chip.client.compile(module, xla_client.DeviceList((chip,)), xla_client.CompileOptions())
+
+
+def _batch(arguments: Arguments) -> list[tuple[int, ...]]:
+    return [(arguments.batch, 224, 224, 3), (arguments.batch, NUM_CLASSES)]
+
+
+def _trainer(arguments: Arguments) -> Any:
+    import keras_vit
     from training.loop.build import build_trainer
     from training.loop.devices.strategies import open_strategy
     from training.options.common import Execution, StrategyOptions
     from training.recipes.recipe import Recipe
 
-    fused_attention_stablehlo.check_cudnn_version = lambda: _CUDNN
-    fused_attention_stablehlo.check_compute_capability = lambda capability: True
-    layers.on_tensor_cores = gpu.on_tensor_cores = lambda dtype: dtype == "bfloat16"
     config = dataclasses.replace(MODELS[arguments.model], num_layers=arguments.num_layers)
     recipe = Recipe(
         image_size=(224, 224), batch_size=arguments.batch, learning_rate=1e-4, steps=1, weight_decay=0.1, clip_norm=None
     )
-    trainer = build_trainer(
+    return build_trainer(
         lambda: keras_vit.build(config, num_classes=NUM_CLASSES),
         recipe,
         1,
         execution=Execution(precision="bfloat16"),
         strategy=open_strategy(StrategyOptions()),
     )
-    chip = topologies.get_topology_desc("name", "cuda", target_config=_H100, topology="1x1x1").devices[0]
-    described = lambda shape, dtype: jax.ShapeDtypeStruct(  # noqa: E731
-        shape, dtype, sharding=jax.sharding.SingleDeviceSharding(chip)
-    )
-    state = tuple([described(v.shape, v.dtype) for v in group] for group in trainer._train_groups())
-    batch = [described((arguments.batch, *shape), "float32") for shape in ((224, 224, 3), (NUM_CLASSES,))]
-    step = jax.jit(trainer.train_step, donate_argnums=0).trace(state, batch)
-    return step.lower(lowering_platforms=("cuda",)).compile()
 
 
 if __name__ == "__main__":

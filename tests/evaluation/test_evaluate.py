@@ -338,9 +338,23 @@ def test_intervals_hold_the_measures_and_are_those_of_the_binomial():
         assert ranges[name][0] < found[name] < ranges[name][1]
     for name in names[:-1]:
         assert ranges["classes"][name]["f1"][0] < found["classes"][name]["f1"] < ranges["classes"][name]["f1"][1]
-    assert ranges["classes"]["g"]["recall"] == [0.0, 0.0]
+    assert ranges["classes"]["g"]["recall"] is None  # without images
     width = 2 * 1.96 * np.sqrt(found["accuracy"] * (1.0 - found["accuracy"]) / len(labels))
     assert ranges["accuracy"][1] - ranges["accuracy"][0] == pytest.approx(width, rel=0.1)
+    few = np.arange(7)[:5]
+    assert intervals(np.eye(7)[few], few, names)["classes"]["a"] == {
+        "precision": pytest.approx([0.2065, 1.0], abs=1e-4),  # Wilson's of one of one
+        "recall": pytest.approx([0.2065, 1.0], abs=1e-4),
+        "f1": [1.0, 1.0],
+    }
+
+
+def test_the_interval_of_the_ece_of_a_calibrated_model_holds_its_ece():
+    rng = np.random.default_rng(3)
+    logits, names = 2.0 * rng.normal(size=(2000, 3)), ("a", "b", "c")
+    labels = np.argmax(logits + rng.gumbel(size=logits.shape), axis=-1)  # drawn by the probabilities
+    low, high = intervals(logits, labels, names)["ece"]
+    assert 0.0 <= low < measure(logits, labels, names)["ece"] < high < 0.04
 
 
 def test_every_accepted_label_counts_and_images_without_one_do_not():

@@ -17,7 +17,7 @@ from tests.browser import open_browser
 from tests.support import TINY, randomize
 from training import evaluate as command
 from training.data.dataset import Split
-from training.evaluation.metrics import share_interval
+from training.evaluation.intervals import of_share
 from training.evaluation.predictions import (
     Comparison,
     Prediction,
@@ -113,9 +113,9 @@ def test_a_name_in_predictions_csv_is_no_formula_unless_cells_are_raw(tmp_path):
 
 
 def test_the_interval_of_a_share_is_wilsons_and_not_a_point_where_all_are_right():
-    low, high = share_interval(61, 86)
+    low, high = of_share(61, 86)
     assert (low, high) == (pytest.approx(0.6061, abs=1e-4), pytest.approx(0.7947, abs=1e-4))
-    assert share_interval(20, 20)[0] == pytest.approx(20 / (20 + 1.96**2), abs=1e-4)
+    assert of_share(20, 20)[0] == pytest.approx(20 / (20 + 1.96**2), abs=1e-4)
 
 
 @pytest.mark.parametrize(("gained", "within_noise"), [(4, True), (12, False)])

@@ -449,6 +449,8 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     assert grouped["mean"] < 0.8 < linear_models.cross_validated(noise, 1.0, 5, np.arange(120))["mean"]
     with pytest.raises(UserError, match="--folds 99 cannot be made of these images"):
         linear_models.cross_validated(known, 0.1, 99, np.arange(count))
+    with pytest.raises(UserError, match="made of these images .*one class.*of more groups"):
+        linear_models.cross_validated(noise, 1.0, 5, np.where(noise.labels == 1, 99, np.arange(120)))
 
 
 @pytest.mark.slow

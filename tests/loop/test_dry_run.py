@@ -15,6 +15,7 @@ from training.loop import dry_run
 from training.loop.dry_run import Workload
 from training.options.common import Execution
 from training.recipes.pretrain import RECIPES, find_recipe
+from training.recipes.recipe import Schedule
 
 SMALL = ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.num-heads", "3", "--model.mlp-dim", "20"]
 
@@ -48,6 +49,15 @@ def test_the_whole_run_is_three_times_the_forward():
     text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 3), digits())
     assert "17.6 G multiply-adds, 35.1 GFLOPs" in text
     assert "105 PFLOPs" in text
+
+
+def test_the_peak_of_the_learning_rate_is_shown_however_short_it_is():
+    schedule = Schedule("rsqrt", 300, timescale=300)
+    recipe = dataclasses.replace(
+        find_recipe("digits"), schedule=schedule, learning_rate=3e-3, epochs=None, steps=90_000
+    )
+    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 1), digits())
+    assert "     0.003 |#\n" in text
 
 
 def test_memory_falls_with_16_bits_remat_accumulation_and_replicas():

@@ -101,6 +101,28 @@ def test_accumulated_moving_statistics_are_those_of_one_micro_batch_after_the_ot
     np.testing.assert_allclose(flat(actual), flat(expected), rtol=1e-5)
 
 
+def test_two_replicas_of_the_same_images_make_the_step_of_one_that_has_them_twice(monkeypatch):
+    ours = trainer(dataclasses.replace(TINY, patch_size=1, stem=ConvStem((6,), (3,), (8,))), batch_size=4)
+    images, labels = (rows[:2] for rows in next(iter(batches(1))))
+    before = ours.network.get_weights()
+    expected = ours.train_step((tf.repeat(images, 2, axis=0), tf.repeat(labels, 2, axis=0)))
+    after = ours.network.get_weights()
+    replica = types.SimpleNamespace(
+        num_replicas_in_sync=2,
+        replica_id_in_sync_group=0,
+        all_reduce=lambda _, parts: tf.nest.map_structure(lambda part: 2.0 * part, parts),
+    )
+    monkeypatch.setattr(tf.distribute, "get_replica_context", lambda: replica)
+    ours.network.set_weights(before)
+    ours.reset_metrics()
+    ours.compile(make_optimizer("sgd", ours.network, 0.1, clip_norm=None), jit_compile=False)
+    found = ours.train_step((images, labels))
+    assert float(found["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+    assert any("moving_mean" in variable.path for variable in ours.network.weights)
+    for variable, value in zip(ours.network.weights, after, strict=True):
+        np.testing.assert_allclose(variable, value, rtol=1e-4, atol=1e-5, err_msg=variable.path)
+
+
 def test_dropout_is_drawn_anew_for_each_step_replica_and_micro_batch_and_again_for_the_same(monkeypatch):
     ours = trainer(FAMILIES["map, dropout"])
     first, again, other = ours.layer_seeds(0), ours.layer_seeds(0), ours.layer_seeds(1)

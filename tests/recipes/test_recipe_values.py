@@ -192,7 +192,7 @@ def test_early_convolutions():
     assert (recipe.batch_size, recipe.label_smoothing, recipe.mixup, recipe.cutmix) == (2048, 0.1, 0.8, 1.0)
     assert recipe.autoaugment
     assert recipe.ema_decay is not None
-    assert recipe.schedule.warmup_steps == 3125
+    assert (recipe.schedule.warmup_steps, recipe.clip_norm) == (3125, None)
 
 
 def test_the_nearest_names_answer_an_unknown_one():

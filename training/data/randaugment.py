@@ -1,8 +1,9 @@
 """RandAugment and AutoAugment as their authors wrote them in TensorFlow, with every choice drawn from a seed.
 
 Papers: "RandAugment" (arXiv 1909.13719), "AutoAugment" (1805.09501). Operations, their scales and their rounding are
-those of tensorflow/tpu `efficientnet/autoaugment.py`, which big_vision's `pp/archive/autoaugment.py` keeps. keras-cv
-has another list (no rotation, posterizing, inversion, sharpness, cutout), other scales, bilinear reflections for gray
+those of tensorflow/tpu `efficientnet/autoaugment.py`, which big_vision's `pp/archive/autoaugment.py` keeps. Contrast
+alone is PIL's, about the mean of the image, where that code takes the number of pixels / 256 by mistake. keras-cv has
+another list (no rotation, posterizing, inversion, sharpness, cutout), other scales, bilinear reflections for gray
 borders, and draws from the state of its layers, so that an image could not be made again from its number.
 
 Axes: h rows, w columns, C channels, 1 or 3 of them; images are uint8, 0..255; a level is a strength where 10 is the

@@ -14,9 +14,9 @@ from pycocotools.cocoeval import COCOeval
 
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
+from training.evaluation.intervals import draws, of_draws
 
-# Draws of the bootstrap over the images, and the ends of the interval.
-_DRAWS, _ENDS = 200, (0.025, 0.975)
+_DRAWS = 200  # of the bootstrap over the images
 # Names in the report -> what `COCOeval.stats` has at this place.
 STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar": 8}
 # Of the ten thresholds of IoU, which a metric is the mean over.
@@ -52,16 +52,16 @@ def average_precision(
         evaluated.accumulate()
         evaluated.summarize()
         stats, precision = evaluated.stats, evaluated.eval["precision"]
-        draws = _bootstrap(evaluated)
+        drawn = _bootstrap(evaluated)
     metrics: dict[str, Any] = {name: None if stats[place] < 0 else float(stats[place]) for name, place in STATS.items()}
-    metrics["intervals"] = {name: _interval(draws, slice(None), ious) for name, ious in _IOUS.items()}
+    metrics["intervals"] = {name: _interval(drawn, slice(None), ious) for name, ious in _IOUS.items()}
     objects = [each["category_id"] for each in truth["annotations"] if not each["iscrowd"]]
     counts = np.bincount(np.array(objects, np.int64), minlength=len(labels) + 1)[1:]
     metrics["classes"] = {
         label: {
             "objects": int(counts[number]),
             **{name: _mean(precision[ious, :, number, 0, -1]) for name, ious in _IOUS.items()},
-            "interval": _interval(draws, slice(number, number + 1), slice(None)),
+            "interval": _interval(drawn, slice(number, number + 1), slice(None)),
         }
         for number, label in enumerate(labels)
     }
@@ -112,20 +112,20 @@ def coco_evaluation(truth: Mapping[str, Any], guesses: Mapping[str, Any], kind: 
 
 def _bootstrap(evaluated: COCOeval) -> list[np.ndarray]:
     """Return the precision (T IoUs, R, K) of random draws of the images, at all sizes and 100 objects."""
-    rng, parameters = np.random.default_rng(0), copy.copy(evaluated.params)
+    parameters = copy.copy(evaluated.params)
     parameters.areaRng, parameters.maxDets = parameters.areaRng[:1], parameters.maxDets[-1:]
     count, drawn = len(parameters.imgIds), copy.copy(evaluated)
     of_class = np.arange(len(evaluated.evalImgs)).reshape(len(parameters.catIds), -1, count)[:, 0]
-    draws = []
-    for _ in range(_DRAWS):
-        chosen = of_class[:, rng.integers(0, count, count)]
+    precisions = []
+    for rows in draws(count, _DRAWS):
+        chosen = of_class[:, rows]
         # As for a first size alone: the others are skipped by their place.
         drawn.evalImgs, drawn.eval = list(evaluated.evalImgs), {}
         for place, source in zip(of_class.flat, chosen.flat, strict=True):
             drawn.evalImgs[place] = evaluated.evalImgs[source]
         drawn.accumulate(parameters)
-        draws.append(drawn.eval["precision"][..., 0, -1])
-    return draws
+        precisions.append(drawn.eval["precision"][..., 0, -1])
+    return precisions
 
 
 def _mean(precision: np.ndarray) -> float | None:
@@ -134,7 +134,5 @@ def _mean(precision: np.ndarray) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-def _interval(draws: Sequence[np.ndarray], classes: slice, ious: slice) -> list[float] | None:
-    values = [_mean(precision[ious, :, classes]) for precision in draws]
-    known = [value for value in values if value is not None]
-    return [float(end) for end in np.quantile(known, _ENDS)] if known else None
+def _interval(drawn: Sequence[np.ndarray], classes: slice, ious: slice) -> list[float] | None:
+    return of_draws([_mean(precision[ious, :, classes]) for precision in drawn])

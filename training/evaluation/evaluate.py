@@ -30,6 +30,7 @@ from training.data.checks import split_folders
 from training.data.dataset import Split
 from training.data.known_images import check_evaluation_images, may_know_images
 from training.data.sources import DataSet, open_source
+from training.evaluation.intervals import of_share
 from training.evaluation.metrics import (
     calibration,
     intervals,
@@ -38,7 +39,6 @@ from training.evaluation.metrics import (
     measure_real,
     multi_label_intervals,
     read_real_labels,
-    share_interval,
 )
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
@@ -245,7 +245,7 @@ def verify_official(options: VerifyOfficialOptions) -> None:
         logits, labels = _predicted(predictor, split, order, options.batch_size)
         correct += int(np.sum(logits.argmax(axis=-1) == labels))
         count += len(labels)
-    low, high = (100.0 * end for end in share_interval(correct, count))
+    low, high = (100.0 * end for end in of_share(correct, count))
     cells = (
         name,
         f"{published.pixels} px, {published.resize or 'its own resize'}",

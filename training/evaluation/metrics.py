@@ -2,7 +2,7 @@
 
 Calibration: "On Calibration of Modern Neural Networks" (arXiv 1706.04599), section 2, and 4.2 for the temperature.
 Accepted labels: "Are we done with ImageNet?" (2006.07159) and its real.json.
-Intervals: Wilson's for shares of the images, else percentile bootstrap over the images. Several classes an image: one
+Intervals: Wilson's for shares of images, else percentile bootstrap over the images. Several classes an image: one
 is predicted where its probability, the sigmoid of its logit, is at least 0.5; the average precision needs no threshold,
 and is that of scikit-learn, without interpolation.
 """
@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import sklearn.metrics
 
 from keras_vit import UserError
@@ -23,10 +22,10 @@ from keras_vit.errors import reading
 from keras_vit.files.remote import existing_file
 from keras_vit.scores import TOP_K, Scoring, softmax
 from training.data.dataset import Split
+from training.evaluation.intervals import draws, of_draws, of_share
 
 BINS = 15  # of confidence, of equal width
 _DRAWS = 1000  # of the bootstrap
-_LEVEL = 0.95
 # How the files of ImageNet's validation set are called, in the order of real.json.
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")
 # Temperatures that are considered.
@@ -152,9 +151,10 @@ def _binned(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Return 95% intervals [low, high] for the measures and each class.
 
-    Those of accuracy and top-5 accuracy are Wilson's, which hold also where all images are right; the others come from
-    1,000 draws of the images with replacement. They tell how much another sample of as many images may differ, not how
-    much another training may.
+    Those of accuracies, and of precision and recall of a class, are Wilson's, which hold also where all images are
+    right; the others come from 1,000 draws of the images with replacement, those of a class from draws that have it.
+    They tell how much another sample of as many images may differ, not how much another training may. In draws the ECE
+    is larger than in the images, because chance adds to every gap, so they are moved until their mean is the ECE.
     """
     probabilities, count, total = softmax(logits), len(names), len(labels)
     predicted = np.argmax(logits, axis=-1)
@@ -168,25 +168,32 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
         scores = {
             "precision": right / np.maximum(said, 1.0),
             "recall": right / np.maximum(of_class, 1.0),
-            "f1": 2.0 * right / np.maximum(of_class + said, 1.0),
+            "f1": 2.0 * right / _known(of_class + said),
         }
         return {
             "log_loss": weights @ losses / total,
             "ece": np.abs(np.bincount(bins, weights * (correct - confidence), BINS)).sum() / total,
             **{f"macro_{name}": values[of_class > 0].mean() for name, values in scores.items()},
-            **scores,
+            "f1": scores["f1"],
         }
 
     shares = {"accuracy": correct}
     if count > TOP_K:  # of equal logits the later, as scikit-learn decides it
         highest = np.argsort(logits, axis=-1, kind="mergesort")[:, -TOP_K:]
         shares["top5_accuracy"] = np.any(highest == labels[:, None], axis=-1)
-    wilsons = {name: share_interval(int(right.sum()), total) for name, right in shares.items()}
-    return wilsons | _bootstrap(total, drawn, names)
+    wilsons = {name: of_share(int(right.sum()), total) for name, right in shares.items()}
+    values = _bootstrap(total, drawn)
+    values["ece"] = np.maximum(values["ece"] - values["ece"].mean() + drawn(np.ones(total))["ece"], 0.0)
+    found = wilsons | _intervals(values, names)
+    right, said, there = (np.bincount(each, minlength=count) for each in (labels[correct], predicted, labels))
+    for k, name in enumerate(names):
+        for share, of in (("precision", said[k]), ("recall", there[k])):
+            found["classes"][name][share] = of_share(right[k], of) if of else None
+    return found
 
 
 def multi_label_intervals(logits: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Return 95% intervals [low, high] for images of several classes, by 1,000 draws of the images with replacement.
+    """Return 95% intervals [low, high] for images of several classes, as `intervals` does.
 
     A class without an image in a draw is left out of that draw.
     """
@@ -201,12 +208,11 @@ def multi_label_intervals(logits: np.ndarray, targets: np.ndarray, names: Sequen
     def drawn(weights: np.ndarray) -> dict[str, Any]:
         average = _average_precision(weights[order], ordered_truth, ends)
         right, said, there = (weights @ values for values in (truth & predicted, predicted, truth))
-        f1 = 2.0 * right / np.maximum(said + there, 1.0)
+        f1 = 2.0 * right / _known(said + there)
         return {
             "mean_average_precision": np.nanmean(average),
             "micro_f1": 2.0 * right.sum() / max(said.sum() + there.sum(), 1.0),
             "macro_f1": f1[there > 0.0].mean() if there.any() else np.nan,
-            "exact_match": weights @ exact / total,
             "log_loss": weights @ losses / total,
             "average_precision": average,
             "f1": f1,
@@ -214,30 +220,30 @@ def multi_label_intervals(logits: np.ndarray, targets: np.ndarray, names: Sequen
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-        return _bootstrap(total, drawn, names)
+        return {"exact_match": of_share(int(exact.sum()), total), **_intervals(_bootstrap(total, drawn), names)}
 
 
-def _bootstrap(count: int, measured: Callable[[np.ndarray], Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Return the interval of each measure of random draws of so many images, and of those of the classes.
+def _bootstrap(count: int, measured: Callable[[np.ndarray], Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Return each measure of random draws of so many images: (draws,), of the classes (draws, K).
 
     measured: how often each image was drawn (n,) -> measures; (K,) those of the classes; nan for what is unknown.
     """
-    rng = np.random.default_rng(0)
-    draws = [
-        measured(np.bincount(rng.integers(0, count, count), minlength=count).astype(np.float64)) for _ in range(_DRAWS)
-    ]
-    values = {name: np.array([draw[name] for draw in draws]) for name in draws[0]}
-    of_all = {name: _interval(each) for name, each in values.items() if each.ndim == 1}
+    found = [measured(np.bincount(rows, minlength=count).astype(np.float64)) for rows in draws(count, _DRAWS)]
+    return {name: np.array([draw[name] for draw in found]) for name in found[0]}
+
+
+def _known(counts: np.ndarray) -> np.ndarray:
+    """Return counts to divide by, nan in the place of 0."""
+    return np.where(counts > 0.0, counts, np.nan)
+
+
+def _intervals(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
+    of_all = {name: of_draws(each) for name, each in values.items() if each.ndim == 1}
     of_classes = {
-        name: {measure: _interval(each[:, k]) for measure, each in values.items() if each.ndim == 2}
+        name: {measure: of_draws(each[:, k]) for measure, each in values.items() if each.ndim == 2}
         for k, name in enumerate(names)
     }
     return {**of_all, "classes": of_classes}
-
-
-def _interval(values: np.ndarray) -> list[float] | None:
-    known = values[~np.isnan(values)]
-    return np.quantile(known, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0]).tolist() if known.size else None
 
 
 def _average_precision(weights: np.ndarray, truth: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -246,12 +252,7 @@ def _average_precision(weights: np.ndarray, truth: np.ndarray, ends: np.ndarray)
     precision = right / np.maximum(seen, 1.0)
     before = np.maximum.accumulate(np.where(ends, right, 0.0), axis=0)
     gained = np.where(ends, right - np.vstack([np.zeros((1, right.shape[1])), before[:-1]]), 0.0)
-    return np.sum(precision * gained, axis=0) / np.where(right[-1] > 0.0, right[-1], np.nan)
-
-
-def share_interval(count: int, total: int) -> list[float]:
-    """Return the 95% interval [low, high] of a share of the images, by Wilson's score."""
-    return list(map(float, scipy.stats.binomtest(count, total).proportion_ci(_LEVEL, "wilson")))
+    return np.sum(precision * gained, axis=0) / _known(right[-1])
 
 
 # Temperature

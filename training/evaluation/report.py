@@ -201,15 +201,16 @@ def _single_label_paragraphs(metrics: Mapping[str, Any], confusion: np.ndarray, 
         )
     for name, row in metrics["classes"].items():
         own = metrics["intervals"]["classes"][name]
-        scores = [rounded_to(row[score], own[score]) for score in ("precision", "recall", "f1")]
+        # Nothing is known of the recall of a class without images, and of the precision of one that is not predicted.
+        scores = [rounded_to(row[score], own[score]) if own[score] else ("–", "") for score in _SCORES]
         rows.append((name, f"{row['num_examples']:,}", *(value for value, _ in scores), scores[-1][1]))
     header = ("class", "images", "precision", "recall", "F1", f"F1, {_INTERVAL}")
     pairs = [(names[row], names[column], str(n)) for row, column, n in most_confused(confusion, _CONFUSIONS)]
     return [
         *paragraphs,
-        "Intervals: Wilson's for the accuracies, else percentile bootstrap with 1,000 resamples of the images; the "
-        "numbers are rounded to them, and evaluation.json has them in full. The expected "
-        "calibration error is that of 15 bins.",
+        "Intervals: Wilson's for accuracies, precision and recall, else percentile bootstrap with 1,000 resamples of "
+        "the images; the numbers are rounded to them, and evaluation.json has them in full. The expected calibration "
+        "error is that of 15 bins.",
         markdown_table(header, rows, num_text_columns=1),
         markdown_table(("label", "predicted", "images"), pairs, num_text_columns=2) if pairs else "No mistakes.",
     ]
@@ -251,8 +252,8 @@ def multi_label_report(
         ],
         sentences=sentences,
         paragraphs=[
-            "Intervals: percentile bootstrap with 1,000 resamples of the images. Means of the classes leave out those "
-            "without an image.",
+            "Intervals: Wilson's for the images whose classes are all right, else percentile bootstrap with 1,000 "
+            "resamples of the images. Means of the classes leave out those without an image.",
             *tables,
         ],
         predictions=predictions,

@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tqdm
-from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.errors import reading, refuse_without_effect
@@ -27,6 +26,7 @@ from keras_vit.models.complexity import costs
 from keras_vit.run import Run, differences
 from training.data.dataset import DataSet, Split, random_subset
 from training.data.sources import open_source
+from training.evaluation.intervals import of_mean
 from training.experiments.study_figures import draw
 from training.experiments.study_grids import STUDIES, Point, check_base
 from training.features.linear_models import LeastSquares, shots_of, shots_that_fit
@@ -264,11 +264,7 @@ def _row(point: Point, num_classes: int, measured: Sequence[dict]) -> dict:
 
 def mean_and_interval(values: Sequence[float]) -> dict:
     """Return the values of several seeds, their mean, and its 95% interval by Student's t; None of a single one."""
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return {"values": values, "mean": mean, "interval": None}
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return {"values": values, "mean": mean, "interval": [mean - float(half), mean + float(half)]}
+    return {"values": values, "mean": float(np.mean(values)), "interval": of_mean(values) if len(values) > 1 else None}
 
 
 def _report(name: str, options: StudyOptions, rows: Sequence[dict], folder: pathlib.Path) -> None:

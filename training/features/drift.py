@@ -19,12 +19,13 @@ import scipy.stats
 
 from keras_vit.errors import reading
 from keras_vit.files.npz import read_npz, write_npz
+from training.evaluation.intervals import of_draws
 
 # Directions of the features, and images, that the summary keeps.
 _DIRECTIONS, _MOST_KEPT = 64, 1000
 # New images of one test at most, and permutations.
 _MOST_TESTED, _PERMUTATIONS = 1000, 999
-_LEVEL, _DRAWS = 0.95, 1000
+_DRAWS = 1000
 # How much more often than before a class may be predicted, as a factor and in standard deviations of chance.
 _MORE, _DEVIATIONS = 1.5, 2.0
 
@@ -188,5 +189,7 @@ def _expected_accuracy(
 
     every = np.arange(num_known), np.arange(count)
     draws = [expected(*(rng.choice(rows, len(rows)) for rows in every)) for _ in range(_DRAWS)]
-    low, high = np.quantile(draws, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0])
-    return expected(*every), float(low), float(high)
+    interval = of_draws(draws)
+    assert interval is not None  # there are images
+    low, high = interval
+    return expected(*every), low, high

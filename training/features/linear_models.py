@@ -17,13 +17,13 @@ import sklearn.model_selection
 import sklearn.pipeline
 import sklearn.preprocessing
 import threadpoolctl
-from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.files.atomic import write_text
 from keras_vit.run import SPLIT, Run
 from training.data.sources import DataSet
+from training.evaluation.intervals import of_mean
 from training.evaluation.metrics import fit_temperature
 from training.features.attentive import attentive_accuracy
 from training.features.extraction import open_extractor
@@ -276,12 +276,13 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
     """
     values, labels = features.values.astype(np.float64), features.labels
     splits = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=0)
-    sentence = "--folds {} cannot be made of these images ({}); give fewer."
+    sentence = "--folds {} cannot be made of these images ({}); give fewer, or images of more groups."
     with quiet_fits(), explained(lambda why: sentence.format(folds, why), ValueError):
-        scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
+        scores = sklearn.model_selection.cross_val_score(
+            new_probe(c), values, labels, groups=groups, cv=splits, error_score="raise"
+        )
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
-    low, high = mean + error * stats.t.ppf([0.025, 0.975], folds - 1)
-    interval = [max(float(low), 0.0), min(float(high), 1.0)]
+    interval = np.clip(of_mean(scores), 0.0, 1.0).tolist()
     return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
 
 
@@ -301,8 +302,6 @@ def note_split(run: Run | None, source: DataSet, backbone: Run, features: Featur
         folds = groups[rows], np.arange(len(rows))
         grouped, by_image = (cross_validated(some, _C, _FOLDS, of_image)["mean"] for of_image in folds)
     except UserError:
-        return
-    if not np.isfinite(grouped + by_image):
         return
     sentence = (
         f"{len(groups):,} images in {len(numbers):,} groups: a linear head on frozen features has an accuracy of "

@@ -95,7 +95,7 @@ def dry_run_report(plan: Plan, run: Run, make_model: Callable[[int], keras.Model
     plot = run.path.with_name(f"{run.path.name}.lr.png")
     figure = matplotlib.figure.Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
-    axes.plot(*_learning_rates(recipe, plan.num_steps, 1000), color="tab:blue")
+    axes.plot(*_learning_rates(recipe, plan.num_steps), color="tab:blue")
     axes.set(xlabel="step", ylabel="learning rate", ylim=(0.0, None))
     axes.grid(alpha=0.3)
     with atomic_write(plot) as temporary:
@@ -166,22 +166,24 @@ def estimate_memory(workload: Workload) -> dict[str, int]:
     return parts
 
 
-def _learning_rates(recipe: Recipe, num_steps: int, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return evenly spaced steps and their learning rates."""
-    steps = np.unique(np.linspace(0, num_steps - 1, points).round().astype(np.int64))
+def _learning_rates(recipe: Recipe, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a thousand steps, that of the peak among them, and their learning rates."""
+    steps = np.linspace(0, num_steps - 1, 1000).round().astype(np.int64)
+    steps = np.unique([*steps, min(recipe.schedule.warmup_steps, num_steps - 1)])
     rate = LearningRate(recipe.schedule, recipe.learning_rate, num_steps)
     return steps, keras.ops.convert_to_numpy(rate(steps))
 
 
 def _curve(recipe: Recipe, num_steps: int) -> Iterator[str]:
-    """Plot the learning rate in characters."""
-    _, rates = _learning_rates(recipe, num_steps, _COLUMNS)
-    heights = rates / max(rates.max(), np.finfo(np.float32).tiny) * _ROWS
+    """Plot the learning rate in characters: in each column the highest of its steps."""
+    steps, rates = _learning_rates(recipe, num_steps)
+    heights, columns = np.zeros(_COLUMNS), min(_COLUMNS, num_steps)
+    np.maximum.at(heights, steps * columns // num_steps, rates / max(rates.max(), np.finfo(np.float32).tiny) * _ROWS)
     for row in range(_ROWS, 0, -1):
         label = f"{rates.max():.3g}" if row == _ROWS else "0" if row == 1 else ""
         yield f"  {label:>8} |" + "".join("#" if height > row - 1 else " " for height in heights).rstrip()
-    yield f"{'':11}+{'-' * len(rates)}"
-    yield f"{'':11} {'step 0':{max(len(rates) - 9, 7)}}{num_steps - 1:>9,}"
+    yield f"{'':11}+{'-' * columns}"
+    yield f"{'':11} {'step 0':{max(columns - 9, 7)}}{num_steps - 1:>9,}"
 
 
 def _flat(settings: dict, prefix: str = "") -> Iterator[tuple[str, object]]:

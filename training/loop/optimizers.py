@@ -37,23 +37,29 @@ class UpdateRule:
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(UpdateRule):
-    """SGD with momentum, without Nesterov."""
+    """SGD with momentum, without Nesterov. The learning rate is that of the step for all gradients in the momentum.
+
+    So it is in vit_jax, big_vision and PyTorch; in Keras each gradient keeps the rate of its own step.
+    """
 
     momentum: float
 
     def new_values(self, value, gradient, learning_rate, step, *slots):
-        momentum = self.momentum * slots[0] - learning_rate * gradient
-        return value + momentum, momentum
+        momentum = self.momentum * slots[0] + gradient
+        return value - learning_rate * momentum, momentum
 
     def fused(self, handles, gradient, learning_rate, step):
         var, accum = handles
         options = {"lr": learning_rate, "momentum": self.momentum}
-        tf.raw_ops.ResourceApplyKerasMomentum(var=var, accum=accum, grad=gradient, **options)
+        tf.raw_ops.ResourceApplyMomentum(var=var, accum=accum, grad=gradient, **options)
 
 
 @dataclasses.dataclass(frozen=True)
 class Adam(UpdateRule):
-    """Adam. In float32, 1 - 0.999 and the bias correction have a relative error of 1.3e-5."""
+    """Adam. Epsilon is added to the corrected deviation, as in the paper; in Keras to the one before the correction.
+
+    In float32, 1 - 0.999 and the bias correction have a relative error of 1.3e-5.
+    """
 
     beta_1: float
     beta_2: float
@@ -62,16 +68,19 @@ class Adam(UpdateRule):
 
     def new_values(self, value, gradient, learning_rate, step, *slots):
         step = ops.cast(step + 1, "float32")
-        rate = learning_rate * ops.sqrt(1.0 - ops.power(self.beta_2, step)) / (1.0 - ops.power(self.beta_1, step))
+        corrected = ops.sqrt(1.0 - ops.power(self.beta_2, step))
+        rate = learning_rate * corrected / (1.0 - ops.power(self.beta_1, step))
         momentum = slots[0] + (gradient - slots[0]) * (1.0 - self.beta_1)
         velocity = slots[1] + (ops.square(gradient) - slots[1]) * (1.0 - self.beta_2)
-        return value - rate * momentum / (ops.sqrt(velocity) + self.epsilon), momentum, velocity
+        return value - rate * momentum / (ops.sqrt(velocity) + self.epsilon * corrected), momentum, velocity
 
     def fused(self, handles, gradient, learning_rate, step):
         step, (var, m, v) = tf.cast(step + 1, tf.float32), handles
         powers = {"beta1_power": tf.pow(self.beta_1, step), "beta2_power": tf.pow(self.beta_2, step)}
-        betas = {"beta1": self.beta_1, "beta2": self.beta_2, "epsilon": self.epsilon}
-        tf.raw_ops.ResourceApplyAdam(var=var, m=m, v=v, lr=learning_rate, grad=gradient, **powers, **betas)
+        betas = {"beta1": self.beta_1, "beta2": self.beta_2}
+        epsilon = self.epsilon * tf.sqrt(1.0 - powers["beta2_power"])
+        others = {"lr": learning_rate, "epsilon": epsilon, "grad": gradient}
+        tf.raw_ops.ResourceApplyAdam(var=var, m=m, v=v, **others, **powers, **betas)
 
 
 @dataclasses.dataclass(frozen=True)

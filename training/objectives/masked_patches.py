@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, ViTConfig, preprocessing_of
-from training.objectives.objective import Objective
+from training.objectives.objective import Objective, sums_of
 from training.recipes.recipe import COLOR_LEVELS, PATCH_CELLS, PIXEL_TARGETS, PretrainRecipe, Target, num_patch_outputs
 
 
@@ -28,6 +28,7 @@ class MaskedPatches(Objective):
     """Prediction of masked patches, from the outputs of `masked_patch_model`. patch: height and width in pixels."""
 
     without_remat = "Masked patch prediction"
+    metric_dtype = "float32"  # shares, not counts
 
     def __init__(self, target: Target, patch: tuple[int, int], preprocessing: Preprocessing):
         self._target, self._patch, self._preprocessing = target, patch, preprocessing
@@ -74,7 +75,7 @@ class MaskedPatches(Objective):
         return tf.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
 
     def measure(self, images, labels, outputs, weights):
-        """As `Objective.measure`, with means over the predictions for corrupted patches in place of images."""
+        """As `Objective.measure`; those of an image are means over the predictions for its corrupted patches."""
         predictions, targets = tf.cast(outputs["predictions"], tf.float32), self.targets(images)
         if self._target in PIXEL_TARGETS:
             losses = tf.reduce_mean(tf.square(predictions - targets), axis=-1, keepdims=True)  # (B, N, 1)
@@ -83,10 +84,12 @@ class MaskedPatches(Objective):
             logits = tf.reshape(predictions, (*predictions.shape[:2], targets.shape[-1], -1))
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)  # (B, N, cells)
             right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == targets, tf.float32)
-        corrupted = tf.broadcast_to(outputs["corrupted"][..., None], tf.shape(losses))
-        counts = corrupted * weights[:, None, None]
-        sums = [tf.reduce_sum(counts * x) for x in (losses, right, tf.ones_like(losses))]
-        return tf.reduce_sum(counts * losses, axis=(1, 2)) / tf.reduce_sum(corrupted, axis=(1, 2)), sums
+        corrupted = outputs["corrupted"]  # (B, N)
+        means = (
+            tf.reduce_sum(corrupted * tf.reduce_mean(x, axis=-1), axis=1) / tf.reduce_sum(corrupted, axis=1)
+            for x in (losses, right)
+        )
+        return sums_of(*means, weights)
 
 
 def _standardized(pixels: tf.Tensor) -> tf.Tensor:

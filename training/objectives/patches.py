@@ -20,7 +20,7 @@ from keras_vit.checkpoints.load import values_by_key, weights_by_key
 from keras_vit.models.build import dtype_policy
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.weight_resizing import resize_patch_kernel, resize_position_embedding
-from training.loop.devices.kernels import fast_here
+from training.loop.devices.kernels import fast_here, on_cpu
 from training.objectives.objective import Objective
 
 _KERNEL, _POSITIONS = "embedding/kernel", "Transformer/posembed_input/pos_embedding"
@@ -71,6 +71,8 @@ class PatchDropout(OtherPatches):
         return config.position_injection == "input" and not of_grid
 
     def forwards(self, network, trained, step, averages):
+        if not on_cpu():
+            trained = network  # a GPU's attention is for all patches
         embedded = trained.get_layer("Transformer.encoderblock_0.LayerNorm_0").input
         self._prefix = keras_vit.config_of(network).num_prefix_tokens
         self._patches = embedded.shape[1] - self._prefix

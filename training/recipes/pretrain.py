@@ -274,12 +274,12 @@ def _big_transfer(name: str, data: str) -> PretrainRecipe:
 
 def _early_convolutions(name: str) -> PretrainRecipe:
     """ViT_C. Section 5.4 does not state learning rate, weight decay and epochs: as in the paper's other AdamW runs. The
-    warm-up is 5 epochs of ImageNet.
+    warm-up is 5 epochs of ImageNet. Its code (facebookresearch/pycls) does not clip.
     """
     return PretrainRecipe(
         model=MODELS[name], epochs=100, batch_size=2048, learning_rate=1e-3,
         schedule=Schedule("cosine", 5 * (1_281_167 // 2048)), weight_decay=0.24, ema_decay=0.9999, label_smoothing=0.1,
-        **_CROPS, autoaugment=True, mixup=0.8, cutmix=1.0,
+        clip_norm=None, **_CROPS, autoaugment=True, mixup=0.8, cutmix=1.0,
     )  # fmt: skip
 
 
@@ -287,15 +287,16 @@ def _deit3_like() -> PretrainRecipe:
     """DeiT III's ViT-S/16, 800 epochs of ImageNet-1k, without what is not here.
 
     AdamW replaces LAMB, with the same decay of 0.05 and the learning rate of DeiT (arXiv 2012.12877), 5e-4 for 512
-    images, because LAMB's rate of 4e-3 does not carry over. LayerScale and repeated augmentation are missing; mixed
-    images are labeled by shares, not ones; random windows have 5 to 100% of the area, not 8 to 100%.
+    images, because LAMB's rate of 4e-3 does not carry over. LAMB's clipping at norm 1 is missing, too: the loss is a
+    mean over the classes there, whose gradient is far shorter, and a sum here. LayerScale and repeated augmentation are
+    missing; mixed images are labeled by shares, not ones; random windows have 5 to 100% of the area, not 8 to 100%.
     """
     model = _vit("ViT-S_16")
     return PretrainRecipe(
         model=dataclasses.replace(model, gelu="erf", stochastic_depth_rate=0.05), image_size=(224, 224), epochs=800,
         batch_size=2048, learning_rate=5e-4 * 2048 / 512, schedule=Schedule("cosine", 5 * (1_281_167 // 2048)),
         weight_decay=0.05, loss="sigmoid", resize="resize-small", crop_from=224, inception_crop=True, flip=True,
-        three_augment=True, color_jitter=0.3, mixup=0.8, mixup_partner="opposite", cutmix=1.0,
+        three_augment=True, color_jitter=0.3, mixup=0.8, mixup_partner="opposite", cutmix=1.0, clip_norm=None,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from training.data.annotations.masks import (
 )
 from training.data.dataset import Split, decoded
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
+from training.evaluation.intervals import draws, of_draws
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
 
 # Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
@@ -40,8 +41,8 @@ _RGB = np.array([[int(color[place : place + 2], 16) for place in (1, 3, 5)] for 
 _LONGEST, _SHARE = 480, 0.55
 
 
-# Draws of the bootstrap over the images, and the ends of the interval.
-_DRAWS, _ENDS = 500, (0.025, 0.975)
+# Draws of the bootstrap over the images.
+_DRAWS = 500
 _MOST_SHOWN = 12
 # Of panopticapi (`evaluation.py`): IoU above which two segments are one, and share of void pixels of a false one.
 _MATCH_IOU, _MOST_VOID = 0.5, 0.5
@@ -132,14 +133,11 @@ def _iou(total: np.ndarray) -> np.ndarray:
 
 def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray], float]]) -> dict[str, Any]:
     """Return measures of the sum over images (images, ...), and their `intervals` by a bootstrap over them."""
-    rng, draws = np.random.default_rng(0), []
-    for _ in range(_DRAWS):
-        weights = np.bincount(rng.integers(0, len(sums), len(sums)), minlength=len(sums))
-        total = np.tensordot(weights, sums, axes=1)
-        draws.append([measure(total) if total.any() else np.nan for measure in measures.values()])
-    ends = np.nanquantile(draws, _ENDS, axis=0)
-    values = {name: measure(sums.sum(axis=0)) for name, measure in measures.items()}
-    return {**values, "intervals": {name: ends[:, n].tolist() for n, name in enumerate(measures)}}
+    totals = [np.tensordot(np.bincount(rows, minlength=len(sums)), sums, axes=1) for rows in draws(len(sums), _DRAWS)]
+    intervals = {
+        name: of_draws([measure(total) for total in totals if total.any()]) for name, measure in measures.items()
+    }
+    return {**{name: measure(sums.sum(axis=0)) for name, measure in measures.items()}, "intervals": intervals}
 
 
 def _instance(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:

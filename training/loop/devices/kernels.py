@@ -1,4 +1,4 @@
-"""The same network with faster operations, for training on a CPU with TensorFlow, or on a GPU with JAX.
+"""The same network with faster operations, for training on a CPU with TensorFlow, or on a GPU.
 
 On a CPU, TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation, in eight passes over
 the tokens for a GELU, limited by memory bandwidth. Here XLA fuses each of them into one pass, in float32 also in mixed
@@ -6,7 +6,7 @@ precision; matrix products stay with oneDNN, which is faster than XLA on a CPU. 
 product, because oneDNN's gradient of the convolution takes eight times as long in bfloat16. Layers whose output is used
 only at the class token compute only the class token.
 
-On a GPU, JAX takes cuDNN's attention, whose gradients need an even number of tokens: `with_padded_tokens`.
+On a GPU, cuDNN computes attention, whose gradients need an even number of tokens: `with_padded_tokens`.
 """
 
 import functools
@@ -22,6 +22,7 @@ from keras_vit.models.attention import DotProductAttention, join_heads, split_he
 from keras_vit.models.build import calling_class_token_only, class_token_only
 from keras_vit.models.gpu import MULTIPLE, padded_attention, runs_on_cudnn
 from keras_vit.models.layers import LayerScale, TokenDense, gelu_erf, gelu_quick, gelu_tanh
+from training.loop.devices import cudnn
 
 # sqrt(2 / pi) and the cubic coefficient of the tanh approximation ("Gaussian Error Linear Units", arXiv 1606.08415).
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
@@ -34,7 +35,7 @@ _INVERSE_SQRT_2, _INVERSE_SQRT_2_PI = 0.7071067811865476, 0.3989422804014327
 
 
 def on_cpu() -> bool:
-    """Whether TensorFlow trains on CPUs. GPUs were not measured; XLA compiles the complete step on a TPU and on JAX."""
+    """Whether TensorFlow trains on CPUs. XLA compiles the complete step on a GPU, on a TPU and on JAX."""
     if keras.backend.backend() != "tensorflow":
         return False
     return not any(tf.config.list_logical_devices(device) for device in ("GPU", "TPU"))
@@ -42,9 +43,7 @@ def on_cpu() -> bool:
 
 def fast_here(network: keras.Model) -> keras.Model:
     """Return the form of a network that trains fast on these devices."""
-    if keras.backend.backend() == "jax":
-        return with_padded_tokens(network)
-    return with_cpu_kernels(network) if on_cpu() else network
+    return with_cpu_kernels(network) if on_cpu() else with_padded_tokens(network)
 
 
 def with_cpu_kernels(network: keras.Model) -> keras.Model:
@@ -84,24 +83,34 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
 
     The tokens are padded once, before the first block, where `fused_attention` pads query, key and value in each. The
     added tokens are masked in every attention and gone after the last block, so outputs and gradients are the same up
-    to rounding. Returns the network itself if cuDNN does not compute its attention, if its number of tokens is a
-    multiple of 8 or differs between its blocks, or if a layer in them depends on the position of a token.
+    to rounding. Returns the network itself if cuDNN does not compute its attention, if its number of tokens differs
+    between its blocks, if a layer in them depends on the position of a token, or if the layers themselves call cuDNN,
+    as they do on JAX for a multiple of 8.
 
-    implementation: see jax.nn.dot_product_attention.
+    implementation: see jax.nn.dot_product_attention; "xla" is for comparison.
     """
+    on_jax = keras.backend.backend() == "jax"
     blocks = {layer.name: layer for layer in network.layers if _IN_BLOCK.match(layer.name)}
     attentions = [layer for layer in blocks.values() if isinstance(layer, DotProductAttention)]
     if not attentions or not all(_takes_padding(layer) for layer in blocks.values()):
         return network
     num_tokens, *others = {layer.input[0].shape[1] for layer in attentions}  # later blocks may have queries, too
     outputs = {id(output) for output in network.outputs}
-    if others or num_tokens % MULTIPLE == 0 or any(id(layer.output) in outputs for layer in blocks.values()):
+    if others or (on_jax and num_tokens % MULTIPLE == 0) or any(id(x.output) in outputs for x in blocks.values()):
         return network
-    attend = padded_attention(num_tokens, implementation)
+    if on_jax:
+        attend = padded_attention(num_tokens, implementation)
+    else:
+        in_tensorflow = cudnn.padded_attention if implementation == "cudnn" else cudnn.masked_attention
+        attend = functools.partial(in_tensorflow, num_tokens=num_tokens)
+
+    gelu = {} if on_jax else {each: _gelu_of_kept_input(each) for each in (gelu_tanh, gelu_erf)}
 
     def wrapped(layer):
         if isinstance(layer, DotProductAttention) and layer.name in blocks:
             return _PaddedAttention(layer, attend)
+        if isinstance(layer, TokenDense) and layer.activation in gelu and layer.quantization_mode is None:
+            return _Activated(layer, gelu[layer.activation])
         return _Wrapped(layer) if isinstance(layer, keras.layers.Layer) else layer
 
     return keras.models.clone_model(
@@ -133,8 +142,12 @@ def _takes_padding(layer: keras.layers.Layer) -> bool:
     """Whether a layer in a block computes each token by itself, or is attention that cuDNN computes."""
     if not isinstance(layer, DotProductAttention):
         return isinstance(layer, _OF_EACH_TOKEN)
-    is_plain = len(layer.input) == 3 and not layer.dropout_rate and layer.queries_at_a_time is None
-    return is_plain and runs_on_cudnn(layer.compute_dtype, layer.output.shape[-1] // layer.num_heads)
+    _, num_tokens, width = layer.output.shape
+    if len(layer.input) > 3 or layer.dropout_rate or layer.queries_at_a_time is not None:
+        return False
+    if keras.backend.backend() == "jax":
+        return runs_on_cudnn(layer.compute_dtype, width // layer.num_heads)
+    return cudnn.computes_attention(num_tokens, layer.num_heads, width // layer.num_heads, layer.compute_dtype)
 
 
 class _Wrapped(keras.layers.Layer):
@@ -190,6 +203,13 @@ class _PaddedAttention(_Wrapped):
         return ops.reshape(outputs, (-1, query.shape[1], query.shape[-1]))
 
 
+class _Activated(_Wrapped):
+    """A dense layer on tokens, with another form of its activation."""
+
+    def call(self, tokens):
+        return self._fused(ops.add(ops.matmul(tokens, self.layer.kernel), self.layer.bias))
+
+
 class _Patches(_Wrapped):
     """A convolution whose windows do not overlap."""
 
@@ -232,6 +252,27 @@ def _bias_gelu(gelu: Callable) -> Callable:
         return value(products, bias), lambda upstream: gradient(products, bias, upstream)
 
     return bias_gelu
+
+
+def _gelu_of_kept_input(gelu: Callable) -> Callable:
+    """Return a form of GELU which keeps its input alone, as `keras_vit.models.gpu.gelu_of_kept_input` on JAX."""
+    from tensorflow.compiler.tf2xla.python import xla
+
+    @_compiled
+    def value(x):
+        if gelu is gelu_erf:
+            return gelu(x)
+        # In this order of products, XLA finds what cuBLAS computes in the epilogue of the product before it.
+        return x * (0.5 * (1.0 + tf.tanh(_TANH_SCALE * (x + _TANH_CUBIC * (x * (x * x))))))
+
+    @_compiled
+    def gradient(x, upstream):
+        # Behind the barrier, XLA does not find out that the forward pass has computed the same.
+        [kept] = xla.optimization_barrier(x)
+        slope = (_gelu_erf if gelu is gelu_erf else _gelu_tanh)(_float32(kept))[1]
+        return tf.cast(_float32(upstream) * slope, x.dtype)
+
+    return tf.custom_gradient(lambda x: (value(x), lambda upstream: gradient(x, upstream)))
 
 
 def _gelu_tanh(x):
