@@ -37,7 +37,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_
 
 def markdown_text(text: str) -> str:
     """Return a name as Markdown shows it: without links, code, HTML and control characters, and with escaped bars."""
-    return printable(re.sub(r"[\\`<\[|]", r"\\\g<0>", text))
+    return printable(re.sub(r"[\\`\[|]|<(?=\S)", r"\\\g<0>", text))  # "< 0.1%" is no HTML
 
 
 class CsvWriter:

@@ -176,7 +176,12 @@ class Preprocessing:
         return low, high
 
     def with_resize(self, resize: Resize, crop_from: int | tuple[int, int] | None, **changes) -> "Preprocessing":
-        """Return the same with another way of resizing: in TensorFlow's way with the filter that is usual for it."""
+        """Return the same with another way of resizing: in TensorFlow's way with the filter that is usual for it.
+
+        A model that begins to pad and drops the alpha channel places transparent images on white, and pads with white.
+        """
+        if resize == "pad" != self.resize and self.background is None:
+            changes = {"background": "white", **changes}
         if self.library == "tensorflow":
             changes = {"interpolation": None, "antialias": None, **changes}
         elif self.interpolation == "gaussian" and resize == "crop":
@@ -300,7 +305,8 @@ class Preprocessing:
             sides: height and width of the image, float64.
             xp: numpy, or tensorflow in a graph.
         """
-        if self.resize == "pad" and self.padding == "after":  # both axes alike, without rounding of their lengths
+        # The blurred image is the padded square: both axes are alike, without rounding of their lengths.
+        if self.interpolation == "gaussian" and self.resize == "pad" and self.padding == "after":
             scale = xp.maximum(*(side / length for side, length in zip(sides, self.image_size, strict=True)))
             return [(scale, 0.0 * scale)] * 2
         places = self.placements(sides, xp)

@@ -57,8 +57,11 @@ def test_numbers_and_words_stay(text):
 
 
 def test_a_table_in_markdown_has_no_html_links_or_control_characters():
-    table = markdown_table(["a"], [["<script>x</script>"], ["[x](javascript:y)|`z`"], ["\x1b[31m\\ \x07"]])
+    table = markdown_table(
+        ["a"], [["<script>x</script>"], ["[x](javascript:y)|`z`"], ["\x1b[31m\\ \x07"], ["ant < 0.1%"]]
+    )
     assert r"\<script>" in table
     assert r"\[x](javascript:y)\|\`z\`" in table
     assert r"\x1b\[31m\\ \x07" in table
     assert "\x1b" not in table
+    assert "ant < 0.1%" in table

@@ -200,3 +200,13 @@ def test_another_resize_has_its_usual_filter_in_tensorflows_way_and_the_models_o
     blurred = Preprocessing((4, 4), library="transformers", dtype="float32", interpolation="gaussian")
     assert blurred.with_resize("pad", None).interpolation == "gaussian"
     assert blurred.with_resize("crop", None).interpolation == "bilinear"
+
+
+def test_a_model_that_begins_to_pad_places_transparent_images_on_white():
+    clear = np.zeros((2, 4, 4), np.uint8)  # black, and transparent
+    for library in ("transformers", "tensorflow"):
+        dropping = Preprocessing((4, 4), background=None, library=library)
+        assert (np.asarray(dropping.with_resize("pad", None)(clear)) == 1.0).all()
+        assert dropping.with_resize("crop", None).background is None
+    padding = Preprocessing((4, 4), background=None, library="timm", resize="pad")
+    assert padding.with_resize("pad", None) == padding  # as timm does
