@@ -152,6 +152,7 @@ def read_panoptic(
 ) -> tuple[dict[int, str], list[PanopticImage]]:
     """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the images."""
     names, files, document = _open(file, folder, _PANOPTIC, allow_outside)
+    _check_distinct((each["image_id"] for each in document["annotations"]), "annotations of an image", file)
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     groups = {row["id"]: _group(row) for row in document["images"]}
     images, root = [], file.with_suffix("")
