@@ -365,6 +365,7 @@ COCO = {
     "missing file": (lambda r, d: d["images"][0].update(file_name="gone.png"), "1 of 4 files .* such as gone.png"),
     "two ids": (lambda r, d: d["images"][1].update(id=d["images"][0]["id"]), "has two images with '"),
     "two categories": (lambda r, d: d["categories"][1].update(id=10), "has two categories with '10'"),
+    "a name of two lines": (lambda r, d: d["categories"][1].update(name="a\n"), "the class 'a.n' with a line break"),
     "a name of no text": (lambda r, d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
     "no segmentation": (lambda r, d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
     "another size": (lambda r, d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
