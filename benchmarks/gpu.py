@@ -1,4 +1,4 @@
-"""Compares this project on the JAX backend with timm and transformers under torch.compile, on one GPU in bfloat16.
+"""Compares this project with timm and transformers under torch.compile, on one GPU in bfloat16.
 
     python -m benchmarks.gpu --quick
     python -m benchmarks.gpu --models ViT-L_16 --sizes 384 --output gpu-results
@@ -7,11 +7,13 @@ Training is the compiled step of `keras-vit pretrain`. Each peer runs alone on t
 with one image, a few, and the largest batch that fits into memory, training with the largest; it is found by halving.
 The product of two large matrices comes first, as the limit of the GPU, and the input pipeline last, on all cores. The
 command writes results.json and results.md. It needs JAX and torch, each with its GPU build, timm and transformers, and
-TensorFlow for CPUs. On a machine without a GPU it runs one image of a small model on the CPU, as a trial.
+TensorFlow, which is measured, too, unless it is `tensorflow-cpu`. On a machine without a GPU it runs one image of a
+small model on the CPU, as a trial.
 """
 
 import dataclasses
 import functools
+import importlib.metadata
 import math
 import os
 import pathlib
@@ -111,14 +113,20 @@ def cases(arguments: Arguments, gpu: str | None) -> list[tuple[Case, bool, tuple
             for task in arguments.tasks:
                 for batch, is_largest in _batches(model, size, task, small):
                     case = Case(task, model, batch, size, "bfloat16", device="gpu")
-                    chosen.append((case, is_largest, _peers(model)[: 2 if arguments.quick else None]))
+                    peers = [peer for peer in _peers(model) if not (arguments.quick and peer == _TRANSFORMERS)]
+                    chosen.append((case, is_largest, tuple(peers)))
     return chosen
 
 
 def _peers(model: str) -> tuple[str, ...]:
     config = MODELS[model]
     is_plain_vit = isinstance(config, ViTConfig) and config.stem is None
-    return _REFERENCE, _TIMM, *((_TRANSFORMERS,) if is_plain_vit else ())
+    return _REFERENCE, _TIMM, *_on_tensorflow(), *((_TRANSFORMERS,) if is_plain_vit else ())
+
+
+def _on_tensorflow() -> list[str]:
+    """Return the peer on TensorFlow if the installed package may have CUDA."""
+    return ["keras_vit"] if next(importlib.metadata.Distribution.discover(name="tensorflow"), None) else []
 
 
 def _size(model: str, size: int) -> int:

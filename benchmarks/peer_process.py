@@ -44,6 +44,8 @@ def _peak_bytes(case: Case, peer: str) -> int:
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if peer == "keras_vit_jax":
         return sys.modules["jax"].local_devices()[0].memory_stats()["peak_bytes_in_use"]
+    if peer == "keras_vit":
+        return sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]
     return sys.modules["torch"].cuda.max_memory_allocated()
 
 

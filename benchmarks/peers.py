@@ -54,10 +54,14 @@ def matrix_product(case: Case) -> Call:
 def keras_vit(case: Case) -> Call:
     """The Keras model in a tf.function, or the training step of `training.loop.trainer`."""
     import keras
+    import tensorflow as tf
 
     import keras_vit
 
-    set_tensorflow_threads(case)
+    if case.device == "cpu":
+        set_tensorflow_threads(case)
+    elif not tf.config.list_physical_devices("GPU"):
+        raise RuntimeError("TensorFlow sees no GPU")
     if case.task == "training":
         return _training_step(case)
     keras.config.set_dtype_policy(case.precision)
@@ -73,7 +77,7 @@ def _forward(case: Case, model) -> Call:
     import tensorflow as tf
 
     forward, images = (
-        tf.function(lambda x: model(x, training=False), jit_compile=False),
+        tf.function(lambda x: model(x, training=False), jit_compile=case.device == "gpu"),
         tf.constant(random_images(case)),
     )
     return lambda: forward(images).numpy()
@@ -92,9 +96,10 @@ def _training_step(case: Case) -> Call:
     model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=_policy(case))
     recipe = dataclasses.replace(find_recipe("digits"), batch_size=case.batch)
     trainer = Trainer(model, recipe, objective=Classification("softmax"), execution=Execution())
-    trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=False)
+    with_xla = case.device == "gpu"  # as `pretrain` compiles it
+    trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=with_xla)
     labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
-    images, step = tf.constant(random_images(case)), tf.function(trainer.train_step, jit_compile=False)
+    images, step = tf.constant(random_images(case)), tf.function(trainer.train_step, jit_compile=with_xla)
     return lambda: step((images, labels))["loss"].numpy()
 
 

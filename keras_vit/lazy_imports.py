@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
+_PACKAGE = __name__.partition(".")[0]
 # The modules with the layers of saved models.
 _WITH_LAYERS = (
     "keras_vit.models.layers",
@@ -74,13 +75,16 @@ def _import_layers() -> None:
 class _ImportsLayersBehindKeras:
     """A meta path finder that imports the layers of this package right after Keras.
 
-    It delegates to the other finders, wraps the loader of Keras, and removes itself when Keras is executed. A module
-    with layers that is imported before Keras is treated in the same way: it imports Keras, and must be complete before
-    the others import it.
+    It delegates to the other finders, wraps the loaders of Keras and of this package, and removes itself when Keras is
+    executed. A module of this package that imports Keras must be complete before the layers import it, so they wait for
+    the outermost one.
     """
 
+    def __init__(self):
+        self._depth = 0  # modules that are being executed
+
     def find_spec(self, name: str, path=None, target=None):
-        if name not in ("keras", *_WITH_LAYERS):
+        if name != "keras" and not name.startswith(f"{_PACKAGE}."):
             return None
         others = (finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((spec for find in others if (spec := find(name, path, target)) is not None), None)
@@ -88,11 +92,14 @@ class _ImportsLayersBehindKeras:
             execute = spec.loader.exec_module
 
             def with_layers(module: ModuleType) -> None:
-                # Remove the finder first: the layers import Keras.
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                execute(module)
-                _import_layers()
+                self._depth += 1
+                try:
+                    execute(module)
+                finally:
+                    self._depth -= 1
+                if not self._depth and "keras" in sys.modules and self in sys.meta_path:
+                    sys.meta_path.remove(self)  # first, for the layers are modules of this package
+                    _import_layers()
 
             setattr(spec.loader, "exec_module", with_layers)  # noqa: B010 - mypy refuses to assign to a method
         return spec

@@ -107,6 +107,7 @@ def test_on_a_gpu_a_missing_library_is_reported_after_one_try(compare_by):
 
 def test_the_quick_cases_of_a_gpu_are_few_and_all_cases_have_sizes_of_whole_patches(monkeypatch):
     monkeypatch.setattr(gpu, "flops", lambda case: 35_000_000_000 * (case.size // 224) ** 2)
+    monkeypatch.setattr(gpu.importlib.metadata.Distribution, "discover", lambda name: iter(()))
     quick = gpu.cases(gpu.Arguments(quick=True), "H100")
     assert [(case.model, case.task, case.batch) for case, *_ in quick[:3]] == [
         ("ViT-B_16", "inference", 1),
@@ -114,6 +115,8 @@ def test_the_quick_cases_of_a_gpu_are_few_and_all_cases_have_sizes_of_whole_patc
         ("ViT-B_16", "training", 512),
     ]
     assert {peers for *_, peers in quick} == {("keras_vit_jax", "timm_compiled")}
+    monkeypatch.setattr(gpu.importlib.metadata.Distribution, "discover", lambda name: iter([name]))
+    assert gpu.cases(gpu.Arguments(quick=True), "H100")[0][2] == ("keras_vit_jax", "timm_compiled", "keras_vit")
     everything = gpu.cases(gpu.Arguments(), "H100")
     assert {case.size for case, *_ in everything if case.model == "ViT-H_14"} == {224, 378}
     assert {case.model for case, *_ in everything} >= {"BiT-R50x1", "R50+ViT-B_16"}

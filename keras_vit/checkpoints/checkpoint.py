@@ -29,7 +29,7 @@ from keras_vit.checkpoints.key_mapping import (
     translate,
 )
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
-from keras_vit.errors import UserError, check_choice, check_integers
+from keras_vit.errors import UserError, check_choice, check_integers, reading
 from keras_vit.files.hdf5 import WEIGHTS, weights_file
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
@@ -81,7 +81,9 @@ class Checkpoint:
             return FileConfig()
         names, files = self.format.config_files, self.format.open_configs(self.path)
         if not names or names[0] in files:
-            return self.format.read_config(files, self.layout)
+            malformed = TypeError, LookupError, AttributeError, ArithmeticError  # of a value of another kind
+            with reading(f"The config of {self.path.name}", "that of a model", *malformed):
+                return self.format.read_config(files, self.layout)
         is_safetensors = kind_of(self.path) == "safetensors"
         return FileConfig(image_size=stored_image_size(self.path) if is_safetensors else None)
 

@@ -305,7 +305,8 @@ class Preprocessing:
             sides: height and width of the image, float64.
             xp: numpy, or tensorflow in a graph.
         """
-        if self.resize == "pad" and self.padding == "after":  # both axes alike, without rounding of their lengths
+        # The blurred image is the padded square: both axes are alike, without rounding of their lengths.
+        if self.interpolation == "gaussian" and self.resize == "pad" and self.padding == "after":
             scale = xp.maximum(*(side / length for side, length in zip(sides, self.image_size, strict=True)))
             return [(scale, 0.0 * scale)] * 2
         places = self.placements(sides, xp)

@@ -133,6 +133,8 @@ def test_biases_that_blocks_here_cannot_leave_out_are_zeros(unpacked, tmp_path):
         ("hub_dinov2_registers", "config.json", {"num_register_tokens": 0}, "missing keys|unexpected|axes"),
         ("hub_clip", "image_converter.json", {"interpolation": "area"}, "unsupported interpolation='area'"),
         ("hub_siglip", "image_converter.json", {"scale": [1.0, "a"]}, "should give 'scale' as finite numbers"),
+        ("hub_siglip", "image_converter.json", {"scale": 10**400}, "should give 'scale' as finite numbers"),
+        ("hub_siglip", "image_converter.json", {"mean": [0.5], "variance": [0]}, "cannot be read as that of a model"),
         ("hub_deit", "config.json", {"image_shape": [8]}, "height, width and channels"),
     ],
 )

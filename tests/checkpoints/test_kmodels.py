@@ -65,6 +65,7 @@ def test_a_file_without_its_config_needs_the_number_of_heads(unpacked, tmp_path)
     ("name", "fields", "sentence"),
     [
         ("km_dinov3", {"rope_theta": 10.0}, "unsupported rope_theta=10.0"),
+        ("km_dinov3", {"hidden_act": "quick_gelu", "grid": ["a"]}, "unsupported hidden_act='quick_gelu'"),
         ("km_vit", {"embed_dim": 16}, "says embed_dim=16"),
         ("km_vit", {"num_heads": 5}, "multiple of num_heads"),
         ("km_eomt", {"depths": 4}, "the last 4 blocks, but the model has 3"),

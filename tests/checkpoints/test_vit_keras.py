@@ -53,6 +53,7 @@ def test_what_models_here_do_not_compute_is_refused_by_name(file, sentence):
         (lambda text: text.replace('"num_heads": 3', '"num_heads": 4', 1), "one number for all blocks"),
         (lambda text: text.replace("Custom>ClassToken", "Custom>Other"), "other layers"),
         (lambda text: text.replace("ExtractToken", "Mine"), "unsupported Lambda='Mine'"),
+        (lambda text: text.replace("TransformerBlock", "Other"), "cannot be read as a model of vit-keras"),
     ],
 )
 def test_another_description_is_refused_without_running_its_code(change, sentence, tmp_path):

@@ -120,6 +120,17 @@ def test_a_cutout_is_a_grey_square_about_any_place():
     assert len(sizes) > 5  # smaller ones at the edges
 
 
+def test_strengths_are_those_of_the_original():
+    """tensorflow/tpu `efficientnet/autoaugment.py` at 224 pixels: RandAugment at 15, and AutoAugment."""
+    shape = tf.TensorShape((224, 224, 3))
+    found = {name: randaugment._amount(name, 15.0, randaugment._RANDAUGMENT_PIXELS, shape) for name in OPERATIONS}
+    enhanced = dict.fromkeys(("Color", "Contrast", "Brightness", "Sharpness"), 2.8)
+    moved = {"Rotate": 45.0, "ShearX": 0.45, "ShearY": 0.45, "TranslateX": 150.0, "TranslateY": 150.0, "Cutout": 60}
+    others = {"Posterize": 6, "Solarize": 384, "SolarizeAdd": 165, "AutoContrast": 0, "Equalize": 0, "Invert": 0}
+    assert found == pytest.approx(enhanced | moved | others)
+    assert randaugment._amount("TranslateY", 9.0, randaugment._AUTOAUGMENT_PIXELS, shape) == pytest.approx(225.0)
+
+
 def test_sixteen_operations_are_drawn_evenly(monkeypatch):
     marks = {
         name: lambda image, _, n=n: tf.fill(image.shape, tf.constant(n, tf.uint8)) for n, name in enumerate(OPERATIONS)

@@ -58,7 +58,7 @@ def test_the_geometry_of_a_model_is_that_of_its_preprocessing():
         assert ((np.array(expected)[..., 0] > 125)[seen >= 0] != (seen[seen >= 0] == 1)).mean() < 0.03
         boxed = moved_target({"labels": tf.constant([0, 1]), "boxes": tf.constant(boxes)}, geometry, SIZE)["boxes"]
         inside = preprocessing.boxes_in_input(boxes[1], image.shape[:2])
-        np.testing.assert_allclose(boxed[1], np.clip(inside, 0, 1), atol=0.03)
+        np.testing.assert_allclose(boxed[1], np.clip(inside, 0, 1), atol=1e-6)
 
 
 def test_batches_are_filled_up_and_the_same_for_all_workers():

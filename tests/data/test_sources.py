@@ -596,7 +596,7 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
     shutil.copytree(here, there)
     source = open_source(DataOptions(f"folder:{here}"))
     run = trained_on(tmp_path / "run", DataOptions(f"folder:{here}"))
-    assert not warn_of_training_images(run, source)
+    assert not warn_of_training_images(run, source.evaluation.digests, source.evaluation.name)
     run.save_training_images(source.train.digests)
     same = open_source(DataOptions(f"folder:{there}"))
     (there / "ant" / "00.png").unlink()
@@ -605,9 +605,9 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
     capsys.readouterr()
     run = Run.at(tmp_path / "run")  # opened anew
     for known in (run, Run(str(tmp_path / "run" / "model.keras"))):
-        assert warn_of_training_images(known, same)
+        assert warn_of_training_images(known, same.evaluation.digests, same.evaluation.name)
     assert capsys.readouterr().out == ""
-    assert warn_of_training_images(run, others)
+    assert warn_of_training_images(run, others.evaluation.digests, others.evaluation.name)
     words = f"Warning: {len(seen)} of the {others.evaluation.num_examples} evaluation images are among the training"
     assert f"{words} images of {tmp_path / 'run'}," in capsys.readouterr().out
     picked = others.evaluation.take(np.array([1, 0]))

@@ -9,11 +9,13 @@ import pytest
 
 import keras_vit
 from keras_vit import DetectionConfig, UserError, inspection
+from keras_vit.run import Run
 from tests.segmentation.oracle import measured_by_pycocotools
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
 from training.data.annotations.images import Box, BoxedImage
 from training.data.annotations.open_boxes import open_boxes
+from training.data.file_contents import FileContents
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
 from training.detection.predict import found_document
@@ -220,7 +222,7 @@ def test_intervals_of_equal_images_are_points_and_no_object_is_refused():
     assert metrics["ap"] == pytest.approx(1.0)
     assert metrics["intervals"]["ap"] == pytest.approx([1.0, 1.0])
     empty = BoxedImage(photo.file, SIZE, ())
-    with pytest.raises(UserError, match="None of the images has a box"):
+    with pytest.raises(UserError, match="No evaluation image has a box that counts"):
         measured(LABELS, [empty], [objects])
 
 
@@ -241,7 +243,7 @@ def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, monkeypatch, ca
     (tmp_path / "run" / "labels.txt").write_text("ant\nbee\n")
     rows = ["path,x,y,w,h,label"]
     for number in range(3):
-        PIL.Image.new("RGB", (30, 20), "white").save(tmp_path / f"{number}.png")
+        PIL.Image.new("RGB", (30, 20), (255, 255, number)).save(tmp_path / f"{number}.png")
         rows.append(f"{number}.png,{number},2,9,9,{'ant' if number else 'bee'}")
     (tmp_path / "boxes.csv").write_text("\n".join(rows))
     data = ["--run", str(tmp_path / "run"), "--data", f"csv:{tmp_path / 'boxes.csv'}"]
@@ -251,11 +253,20 @@ def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, monkeypatch, ca
     assert "| ant" in (tmp_path / "report" / "detection.md").read_text()
     assert "missed: " in (tmp_path / "report" / "detection.html").read_text()
     assert "AP50" in capsys.readouterr().out
-    # One that was trained may have seen all images but every tenth.
-    (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"command": "detect"}}))
-    command.main(["evaluate", *data, "--output", str(tmp_path / "report")])
-    assert json.loads((tmp_path / "report" / "detection.json").read_text())["pictures"] == 1
-    assert "Measured on a tenth of the images" in capsys.readouterr().out
+    # One that was trained may have seen all images but every tenth, unless it says which ones.
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"source": {"data": "csv:other.csv"}}}))
+    contents, files = FileContents(), [str(tmp_path / f"{number}.png") for number in range(3)]
+    assert all(map(contents.read, files))
+    for known, pictures, words in (
+        (None, 1, "Measured on a tenth of the images"),
+        ([7], 3, "on 3 images"),
+        (contents.digests(files), 1, "1 of the 1 evaluation images is among the training images of"),
+    ):
+        if known is not None:
+            Run.at(tmp_path / "run").save_training_images(np.array(known, np.uint64))
+        command.main(["evaluate", *data, "--output", str(tmp_path / "report")])
+        assert json.loads((tmp_path / "report" / "detection.json").read_text())["pictures"] == pictures
+        assert words in capsys.readouterr().out
     (tmp_path / "run" / "labels.txt").write_text("ant\ncow\n")
     with pytest.raises(UserError, match="only the run has cow and only the data have bee"):
         command.main(["evaluate", *data, "--output", str(tmp_path / "report")])

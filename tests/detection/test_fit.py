@@ -1,5 +1,6 @@
 """Training a detector: on any backbone or further; resumed to the bit; on several devices; measured and exported."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -18,7 +19,8 @@ from tests.interruptions import after_checkpoints, killed_after
 from tests.support import FIXTURES, TINY_STEM
 from tests.text.towers import with_tokenizer
 from training import detect as command
-from training.detection.fit import detector_to_train
+from training.data.annotations.open_boxes import open_boxes
+from training.detection.fit import detector_to_train, fit
 from training.options.dense import BoxesOptions, DetectFitOptions
 from training.recipes.dense import DetectRecipe
 
@@ -134,6 +136,14 @@ def test_a_new_head_takes_one_patch_of_a_hundred_for_a_class(place):
     shares = 1 / (1 + np.exp(-np.asarray(model(images)["class_logits"])))
     assert 0.001 < np.median(shares) < 0.1
     assert keras_vit.preprocessing_of(model).padding == "after"
+
+
+def test_evaluation_images_without_objects_are_refused_before_the_training(place):
+    options = fit_options(str(place / "backbone.keras"), place)
+    data = open_boxes(options.source)
+    empty = dataclasses.replace(data, evaluation=[dataclasses.replace(data.evaluation[0], boxes=())])
+    with pytest.raises(UserError, match="No evaluation image has a box that counts"):
+        fit(options, empty, None)
 
 
 def test_any_vision_transformer_gets_a_new_head_and_other_models_are_refused(place):

@@ -80,6 +80,16 @@ def test_lists_have_the_true_class_as_often_as_promised(by_class):
     assert by_class or mean.min() < 0.87
 
 
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_list_of_a_new_image_counts_as_a_miss(by_class):
+    logits, labels = drawn(np.random.default_rng(2), 124)
+    promise = fit_promise(logits, labels, Scoring(), coverage=0.9, by_class=by_class)
+    own = Scoring().probabilities(logits)[np.arange(124), labels]
+    missed = np.bincount(labels, own < np.array(promise.listed_from)[labels], minlength=5)
+    allowed = np.floor(0.1 * (np.bincount(labels, minlength=5) + 1)) - 1.0
+    np.testing.assert_array_equal(missed if by_class else missed.sum(), allowed if by_class else 11.0)
+
+
 def test_of_several_classes_the_share_in_the_list_is_promised():
     rng, found = np.random.default_rng(3), []
     for _ in range(40):

@@ -248,6 +248,13 @@ def test_damaged_metadata_are_none(phone):
     content = bytearray(phone[1]["int8-dynamic"][0].read_bytes())
     assert tflite_metadata.read_metadata(bytes(content[:40])) is None
     assert tflite_metadata.read_metadata(b"") is None
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("labels.txt", "a\nb\n")
+    assert tflite_metadata.read_names(stream.getvalue(), "x") == ("a", "b")
+    damaged = bytearray(stream.getvalue())
+    damaged[40] = 255  # the first compressed byte
+    assert tflite_metadata.read_names(bytes(damaged), "x") is None
     place = content.index(b"M001")
     content[place - 4 : place] = b"\xff\xff\xff\x7f"
     assert tflite_metadata.read_metadata(bytes(content)) is None

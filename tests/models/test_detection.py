@@ -229,7 +229,18 @@ def test_each_query_has_one_target_and_worthless_ones_come_last():
     [
         ({"resize": "stretch"}, [57 / 4, 0.0, 57.0, 33 / 2]),
         # OWLv2: the square of the longer side, the image in its upper left corner
-        ({"resize": "pad", "padding": "after", "background": "gray"}, [57 / 4, 0.0, 57.0, 57 / 2]),
+        (
+            {
+                "resize": "pad",
+                "padding": "after",
+                "background": "gray",
+                "interpolation": "gaussian",
+                "dtype": "float32",
+            },
+            [57 / 4, 0.0, 57.0, 57 / 2],
+        ),
+        # The 33 rows are 12 of the input.
+        ({"resize": "pad", "padding": "after", "background": "gray"}, [57 / 4, 0.0, 57.0, 33 * 10 / 12]),
         ({"resize": "pad"}, [57 / 4, -11.0, 57.0, 16.5]),
     ],
 )

@@ -80,6 +80,7 @@ def test_left_out_classes_are_told_and_the_threshold_is_conformal():
     assert min(found["knn"], found["mahalanobis"]) > 0.95
     assert threshold_of(np.arange(1, 100), 0.05) == 95
     assert threshold_of(np.arange(5), 0.05) == 4
+    assert threshold_of(np.arange(1, 25), 0.1) == 23  # of ranks to 25, that of the new image counted
 
 
 def test_the_threshold_of_rounded_weights_leaves_as_many_images_unknown_as_the_models():

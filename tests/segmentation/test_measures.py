@@ -110,7 +110,9 @@ def test_mask_ap_is_that_of_pycocotools(seeds, tmp_path):
         sizes, seen = sizes_of(rng), [3, 7] if seed % 2 else [3, 8]
         rows = random_objects(rng, sizes, seen)
         categories = [{"id": each, "name": name} for each, name in CATEGORIES.items()]
-        document = {"images": write_images(root, sizes), "annotations": rows, "categories": categories}
+        images = write_images(root, sizes)
+        rng.shuffle(images)
+        document = {"images": images, "annotations": rows, "categories": categories}
         file = root / "all.json"
         file.write_text(json.dumps(document))
         with contextlib.redirect_stdout(io.StringIO()):

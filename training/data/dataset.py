@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import os
 import re
 import tempfile
 import zlib
@@ -24,6 +25,7 @@ from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import is_or_are
 from keras_vit.images import formats, graph
 from keras_vit.images.decode import highest_of_unused_bits, is_uniform
+from training.data.file_contents import FileContents, shown
 from training.options.common import OnBadImage
 
 # TensorFlow's errors of a file that cannot be read any more.
@@ -89,6 +91,18 @@ class Split:
             labels=None if self.labels is None else self.labels[indices],
             groups=None if self.groups is None else self.groups[indices],
         )
+
+
+def split_of_files(files: Sequence[str], contents: FileContents, **fields: Any) -> Split:
+    """Return image files without labels of their own, whose contents were noted. fields: further ones of `Split`."""
+    paths = tf.constant([os.fsencode(file) for file in files])
+    return Split(
+        len(files),
+        lambda index: (tf.io.read_file(paths[index]), tf.constant(-1)),
+        lambda index: shown(files[index]),
+        digests=contents.digests(files),
+        **fields,
+    )
 
 
 def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:

@@ -50,8 +50,8 @@ class FileContents:
         return True
 
     def digests(self, files: Iterable[str]) -> np.ndarray:
-        """The digest of each file, uint64 (n,)."""
-        return np.array([self._digests[file] for file in files], np.uint64)
+        """The digest of each file, uint64 (n,); 0 for one that could not be read."""
+        return np.array([self._digests.get(file, 0) for file in files], np.uint64)
 
     def fingerprint(self, files: Iterable[str], lines: Iterable[str]) -> int:
         """A checksum of the contents of files in their order, and of a line of text for each."""

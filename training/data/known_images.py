@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -90,7 +90,7 @@ def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -
     is known.
     """
     check_held_out(run, options, source)
-    return warn_of_training_images(run, source)
+    return warn_of_training_images(run, source.evaluation.digests, source.evaluation.name)
 
 
 def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
@@ -121,17 +121,20 @@ def check_group(run: Run, options: AnnotatedData, is_drawn: bool) -> None:
         _refuse_split(run, f"on another split of {options.data}", f"give --group {group}, as in training")
 
 
-def warn_of_training_images(run: Run, source: "DataSet") -> bool:
-    """Print a sentence if a run was trained on some of the evaluation images; return whether that is known."""
-    digests, known = source.evaluation.digests, run.training_images
+def warn_of_training_images(run: Run, digests: np.ndarray | None, name: Callable[[int], object]) -> bool:
+    """Print a sentence if a run was trained on some of the evaluation images; return whether that is known.
+
+    The images have digests (n,), see `FileContents`, and names by their numbers.
+    """
+    known = run.training_images
     if digests is None or known is None:
         return False
     seen = np.flatnonzero(np.isin(digests, known))
     if len(seen):
         print(
             f"Warning: {len(seen):,} of the {len(digests):,} evaluation images {is_or_are(len(seen))} among the "
-            f"training images of {run.name}, such as {source.evaluation.name(int(seen[0]))}, so the accuracy is too "
-            "high for new images; evaluate on others."
+            f"training images of {run.name}, such as {name(int(seen[0]))}, so the results are too good for new images; "
+            "evaluate on others."
         )
     return True
 

@@ -1,12 +1,10 @@
 """`keras-vit detect predict`, `fit` and `evaluate`. Imports TensorFlow when the options and paths are checked."""
 
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.common import ALONE
 from training.options.dense import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
 from training.options.train import USUAL
 from training.prediction.arguments import check_images, check_output, find_images, parse_with_run
@@ -81,8 +79,7 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
 
     run = Run.open(options.run, image_size=options.image_size)
     output = output_folder(options.output)
-    is_trained = run.settings.get("command") == "detect"
-    data = open_boxes(options.source if is_trained else dataclasses.replace(options.source, group=ALONE))
+    data = open_boxes(options.source, run)
     cli.require_tensorflow()
 
     from training.detection import evaluation
@@ -90,8 +87,5 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
 
     detector = open_detector_of(run, data.labels, options.templates)
     check_group(run, options.source, not data.has_split)
-    images = data.evaluation if data.has_split or is_trained else data.all
-    if is_trained and not data.has_split:
-        print("Measured on a tenth of the images; the others may be training images.")
-    evaluation.evaluate(detector, images, data.kind, output)
+    evaluation.evaluate(detector, data.evaluation, data.kind, output)
     cli.print_next([("detect", "predict", "--run", options.run, "--serve")])

@@ -76,10 +76,15 @@ def measured(
 
     The truth is what the file annotates: crowds and difficult objects are neither missed nor false alarms.
     """
-    if all(box.is_crowd or box.is_difficult for image in images for box in image.boxes):
-        raise UserError("None of the images has a box, so nothing can be measured; give images with objects.")
+    check_objects(images)
     metrics = average_precision(*_documents(labels, images, detections), labels, "bbox")
     return metrics | ({"voc_ap": voc_average_precision(images, detections, len(labels))} if kind == "voc" else {})
+
+
+def check_objects(images: Sequence[BoxedImage]) -> None:
+    """Raise UserError for evaluation images without an object that counts."""
+    if all(box.is_crowd or box.is_difficult for image in images for box in image.boxes):
+        raise UserError("No evaluation image has a box that counts, so nothing can be measured; give images with some.")
 
 
 def _documents(labels: Sequence[str], images: Sequence[BoxedImage], detections: Sequence[Objects]) -> tuple[dict, dict]:

@@ -1,6 +1,7 @@
 """Train a detector: a head on the encoder of a checkpoint, or a published detector further, for own classes."""
 
 import math
+import os
 import time
 import zlib
 from collections.abc import Sequence
@@ -19,10 +20,12 @@ from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
 from training.data.annotations.images import BoxedImage
 from training.data.annotations.open_boxes import BoxData
-from training.data.dataset import DataSet, Split, decoding_problem, problems_of, report_bad
+from training.data.dataset import DataSet, ImageWarnings, Split, problems_of, report_bad, split_of_files
 from training.data.dense import TILES, BoxBatches
+from training.data.file_contents import FileContents
+from training.data.image_folder import file_problem
 from training.detection.detector import open_detector
-from training.detection.evaluation import evaluate
+from training.detection.evaluation import check_objects, evaluate
 from training.loop.build import encoder_of
 from training.loop.plan import Setup
 from training.loop.train import run_training
@@ -38,8 +41,9 @@ _STEP_OF_FORWARD = 3.0
 def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> Run:
     """Train a detector, or continue, and measure it; return the finished run.
 
-    Raises UserError if the checkpoint has no encoder, and for what `run_training` refuses.
+    Raises UserError if the checkpoint has no encoder, if nothing can be measured, and for what `run_training` refuses.
     """
+    check_objects(data.evaluation)  # which are measured after the training
     backbone = Run.open(options.checkpoint, image_size=options.recipe.image_size)
 
     def make_model(num_classes: int) -> keras.Model:
@@ -61,36 +65,31 @@ def box_data_set(data: BoxData) -> DataSet:
 
     Every image is decoded once. Raises UserError for those that cannot be.
     """
-    files = [str(image.file) for image in data.all]
-    bad = problems_of(files, lambda file: decoding_problem(tf.io.read_file(file)))
+    files, contents, image_warnings = [str(image.file) for image in data.all], FileContents(), ImageWarnings()
+    bad = problems_of(files, lambda file: file_problem(file, image_warnings, contents))
     report_bad(bad.items(), f"of {len(files)} images cannot be read", "repair them, or remove them and their boxes")
     most = max(1, *(len(image.targets[1]) for image in data.all))
     batches = BoxBatches(most * TILES**2, most)
-    train, evaluation = _split(data.train), _split(data.evaluation)
+    image_warnings.warn(f"{len(files):,} images")
+    train, evaluation = (_split(images, contents) for images in (data.train, data.evaluation))
     return DataSet(data.labels, train, evaluation, held_out=not data.has_split, batches=batches)
 
 
-def _split(images: Sequence[BoxedImage]) -> Split:
-    files = tf.constant([str(image.file) for image in images])
+def _split(images: Sequence[BoxedImage], contents: FileContents) -> Split:
     all_corners, all_classes = zip(*(image.targets for image in images), strict=True)
     corners, classes = tf.constant(np.concatenate(all_corners)), tf.constant(np.concatenate(all_classes))
     ends = tf.constant(np.cumsum([0, *map(len, all_classes)]))
     fingerprint = 0
     for image in images:
-        parts = (image.file.name.encode(), *(part.tobytes() for part in image.targets))
+        parts = (os.fsencode(image.file.name), *(part.tobytes() for part in image.targets))
         fingerprint = zlib.crc32(b"|".join(parts), fingerprint)
 
     def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
         begin, end = ends[index], ends[index + 1]
         return {"labels": classes[begin:end], "boxes": corners[begin:end]}
 
-    return Split(
-        len(images),
-        lambda index: (tf.io.read_file(files[index]), tf.constant(-1)),
-        lambda index: str(images[index].file),
-        fingerprint=fingerprint,
-        target=target,
-    )
+    files = [str(image.file) for image in images]
+    return split_of_files(files, contents, fingerprint=fingerprint, target=target)
 
 
 def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOptions) -> keras.Model:

@@ -38,7 +38,7 @@ def finetune(
     recipe, data, checkpoint = options.recipe, setup.source, options.start
     path = find_checkpoint(checkpoint)
     upstream = Run.open(path)
-    if not warn_of_training_images(upstream, data) and data.held_out:
+    if not warn_of_training_images(upstream, data.evaluation.digests, data.evaluation.name) and data.held_out:
         warn_of_known_images(upstream, options.source, data)
     rates = {"dropout_rate": options.dropout_rate, "stochastic_depth_rate": options.stochastic_depth_rate}
     average = AveragedWithStart(options.wise_ft) if options.wise_ft < 1.0 else None

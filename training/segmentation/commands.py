@@ -58,7 +58,7 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
     from training.segmentation.segmenter import open_segmenter
 
     segmenter = open_segmenter(run, options.task)
-    data = open_scenes(options.source, segmenter.kind)
+    data = open_scenes(options.source, segmenter.kind, run)
     check_group(run, options.source, data.held_out)
     check_classes(segmenter.labels, data.labels)
     evaluation.write_report(evaluation.evaluate(segmenter, data.evaluation), output)

@@ -65,7 +65,7 @@ def _value_range(fields: dict) -> ValueRange:
     scale, offset = 1.0 if scale is None else scale, 0.0 if offset is None else offset
     for name, value in (("scale", scale), ("offset", offset)):
         numbers = value if isinstance(value, list) else [value]
-        is_right = all(isinstance(each, int | float) and math.isfinite(each) for each in numbers) and numbers
+        is_right = all(isinstance(each, int | float) and -1e6 < each < 1e6 for each in numbers) and numbers
         check_field(is_right and (name == "offset" or min(numbers) > 0), name, "finite numbers", value, CONVERTER)
     if not isinstance(scale, list) and not isinstance(offset, list):
         return float(offset), float(255 * scale + offset)

@@ -206,7 +206,7 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     content = files[CONFIG]
-    config = {**content, **part(content, "vision_config", CONFIG)}
+    config = {**content, **part(content, "vision_config", CONFIG), "grid": content.get("grid")}
     name = config.get("model_type") or content.get("model_type")
     if "model_type" in content:
         check_supported("model_type", content["model_type"], _MODEL_TYPES, CONFIG)
@@ -215,10 +215,11 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         check_supported("rope_theta", config.get("rope_theta", 100.0), [100.0], CONFIG)
     fields = {"hidden_size": ("hidden_dim", "embed_dim"), "num_layers": ("num_hidden_layers", "num_layers", "depth")}
     sizes = _stated(config, fields)
-    acts = {"gelu": _GELU[str(config.get("hidden_act", "gelu"))]} if rotary and name else {}
+    activation = config.get("hidden_act", "gelu") if rotary and name else "gelu"
+    check_supported("hidden_act", activation, _GELU, CONFIG)
     return FileConfig(
         num_heads=number(config, "num_heads"),
-        gelu=acts.get("gelu", layout.gelu) if name else None,
+        gelu=(_GELU[activation] if rotary else layout.gelu) if name else None,
         layer_norm_epsilon=number(config, "layer_norm_eps", float),
         layer_scale=number(config, "layer_scale_init", float),
         image_size=_image_size(config),

@@ -16,6 +16,7 @@ import numpy as np
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing, check_field, check_supported, number
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
+from keras_vit.errors import reading
 from keras_vit.files.hdf5 import open_hdf5, read_model_config, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.blueprint import Blueprint
@@ -57,7 +58,8 @@ def open_model(path: pathlib.Path) -> dict[str, LazyArray] | None:
     if description:
         head = {name: array for name, array in arrays.items() if name.startswith(("head/", "pre_logits/"))}
         arrays = {name: array for name, array in arrays.items() if name not in head}
-        arrays |= _head(_behind_tower(description), {**others, **head})
+        with reading(path.name, "a model of vit-keras", TypeError, advice="give the file that vit-keras wrote"):
+            arrays |= _head(_behind_tower(description), {**others, **head})
     else:
         arrays |= others
     return {key: dataclasses.replace(array, key=key) for key, array in arrays.items()}

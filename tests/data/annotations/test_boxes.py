@@ -1,6 +1,7 @@
 """Images with boxes: four formats, one structure; what is broken is one sentence."""
 
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -146,9 +147,13 @@ def test_one_image_and_one_class_in_all_spellings(tmp_path, capsys):
     save_images(tmp_path)
     (tmp_path / "a.jpg").rename(tmp_path / "Z\u00fcrich.jpg")
     rows = ["Z\u00fcrich.jpg,1,1,5,5,caf\u00e9", "./Zu\u0308rich.jpg,1,1,5,5,cafe\u0301", "x/../b.jpg,2,2,5,5,on"]
-    (tmp_path / "boxes.csv").write_text("\n".join(["path,x,y,w,h,label", *rows]))
-    data = open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes.csv'}"))
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "boxes.csv").write_text("\n".join(["path,x,y,w,h,label", *rows]))
+    options = BoxesOptions(data=f"csv:{tmp_path / 'list' / 'boxes.csv'}", images=str(tmp_path))
+    data = open_boxes(options)
     assert data.labels == ("caf\u00e9", "on")
+    (tmp_path / "list" / "labels.txt").write_text("on\ncafe\u0301\n")
+    assert open_boxes(options).labels == ("on", "caf\u00e9")
     assert [len(photo.boxes) for photo in sorted(data.all, key=lambda photo: photo.file.name)] == [1, 1]
     assert "Repeated rows count once: 1" in capsys.readouterr().out
 
@@ -289,8 +294,13 @@ def test_a_broken_file_is_one_sentence(kind, tmp_path):
         assert "\n" not in str(refused.value)
 
 
-def test_an_image_that_is_cut_off_is_named_before_the_training(tmp_path):
-    data = open_boxes(BoxesOptions(data=write_yolo(tmp_path)))
+def test_an_image_that_is_cut_off_is_named_before_the_training_and_a_name_that_is_no_utf_8_is_shown(tmp_path):
+    data = write_yolo(tmp_path)
+    for folder, suffix in (("images", ".jpg"), ("labels", ".txt")):
+        file = tmp_path / folder / f"a{suffix}"
+        os.rename(file, os.fsencode(file.parent) + b"/\xff" + suffix.encode())
+    data = open_boxes(BoxesOptions(data=data))
+    assert any(box_data_set(data).train.name(row).endswith("\\xff.jpg") for row in range(2))
     file = tmp_path / "images" / "b.jpg"
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(UserError, match=r"^1 of 3 images cannot be read: .*b\.jpg"):

@@ -1,6 +1,7 @@
 """Images with masks of every kind of data: what is read, and what is refused by name before training."""
 
 import json
+import os
 import pathlib
 import struct
 import zlib
@@ -13,6 +14,7 @@ import tensorflow_datasets as tfds
 from pycocotools import mask as rle
 
 from keras_vit import UserError
+from keras_vit.run import Run
 from tests.segmentation import shapes
 from tests.segmentation.shapes import LABELS, SIDE, scene
 from training.data import tfds as tfds_data
@@ -95,17 +97,50 @@ def test_a_second_file_is_evaluated_on(tmp_path):
     assert (source.train.num_examples, source.evaluation.num_examples, source.held_out) == (4, 3, False)
 
 
-def test_lists_of_voc_are_its_splits_and_letters_with_accents_are_one_character_or_two(tmp_path):
+def test_a_run_is_evaluated_on_all_images_unless_it_may_know_some(tmp_path, capsys):
+    mask = np.array([[0, 1, 1, 0]] * 4, np.uint8)
+    data = _write_masks(tmp_path / "d", [mask] * 3, "abc")  # without the class c
+    for number in range(3):
+        PIL.Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / "d" / "images" / f"{number:02}.png")
+    (tmp_path / "run").mkdir()
+    published = open_scenes(SceneOptions(data=data), "semantic", Run.at(tmp_path / "run"))
+    assert (published.evaluation.num_examples, published.held_out) == (3, False)
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"source": {"data": "folder:elsewhere"}}}))
+    for known, count, words in (
+        (None, 1, "Measured on a tenth of the images"),
+        (np.array([7], np.uint64), 3, ""),
+        (published.train.digests, 1, "1 of the 1 evaluation images is among the training images of"),
+    ):
+        if known is not None:
+            Run.at(tmp_path / "run").save_training_images(known)
+        capsys.readouterr()
+        source = open_scenes(SceneOptions(data=data), "semantic", Run.at(tmp_path / "run"))
+        assert (source.evaluation.num_examples, source.held_out) == (count, count < 3)
+        assert words in capsys.readouterr().out
+
+
+def test_names_that_are_no_utf_8_are_read_and_shown(tmp_path):
+    data = shapes.write_folder(tmp_path / "d", 3)
+    for folder in ("images", "masks"):
+        file = tmp_path / "d" / folder / "000.png"
+        os.rename(file, os.fsencode(file.parent) + b"/\xff.png")
+    source = open_data(data)
+    (row,) = (n for n in range(source.train.num_examples) if source.train.name(n).endswith("\\xff.png"))
+    assert source.train.read(tf.constant(row, tf.int64))[0].numpy().startswith(b"\x89PNG")
+
+
+def test_lists_of_voc_are_its_splits_and_letters_with_accents_are_one_character_or_two(tmp_path, capsys):
     data = shapes.write_voc(tmp_path / "d", 5, objects=False)
-    for folder, name in (("JPEGImages", "\u00e9"), ("SegmentationClass", "e\u0301")):
+    for folder, name in (("JPEGImages", "my \u00e9"), ("SegmentationClass", "my e\u0301")):
         (file,) = (tmp_path / "d" / folder).glob("001.*")
         file.rename(file.with_stem(name))
     lists = tmp_path / "d" / "ImageSets" / "Segmentation"
     lists.mkdir(parents=True)
-    for split, names in (("train", "e\u0301\n000\n"), ("val", "002\n")):
+    for split, names in (("train", "my e\u0301\n000\n002\n"), ("val", "002\n")):
         (lists / f"{split}.txt").write_text(names)
     source = open_data(data)
-    assert (source.train.num_examples, source.evaluation.num_examples) == (2, 1)
+    assert (source.train.num_examples, source.evaluation.num_examples) == (3, 1)
+    assert "training also uses 1 of the evaluation images" in capsys.readouterr().out
 
 
 def test_a_folder_with_splits_uses_them(tmp_path):
@@ -149,7 +184,10 @@ def test_polygons_crowds_and_what_lies_on_top(tmp_path):
 def test_pixels_of_a_crowd_alone_are_not_counted(tmp_path):
     crowd = {"iscrowd": 1, "segmentation": {"size": [4, 4], "counts": [0, 8, 8]}}
     square = {"image_id": 2, "segmentation": [[0, 0, 2, 0, 2, 2, 0, 2]]}
-    _, found = truth(open_objects(tmp_path, (4, 4), [crowd, square]), "evaluation", 0)
+    with pytest.raises(UserError, match="have nothing that instance can measure"):
+        open_objects(tmp_path, (4, 4), [crowd, square])
+    rows = [crowd | {"image_id": 2}, square | {"image_id": 1}]
+    _, found = truth(open_objects(tmp_path, (4, 4), rows), "train", 0)
     assert (found[:, :2] == UNCOUNTED).all()
     assert (found[:, 2:] == NONE).all()
 

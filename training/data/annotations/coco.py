@@ -113,7 +113,9 @@ class PanopticImage(NamedTuple):
 def read_coco(
     file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = False, **fields: Schema
 ) -> tuple[dict[int, str], list[CocoImage]]:
-    """Read an instances.json: the names of the categories by id, and the images.
+    """Read an instances.json: the names of the categories by id, and the images in the order of their ids.
+
+    pycocotools has this order, which decides between equal scores.
 
     fields: further ones of each annotation.
 
@@ -123,7 +125,7 @@ def read_coco(
     objects: dict[int, list] = {number: [] for number in files}
     for each in document["annotations"]:
         objects[each["image_id"]].append(each)
-    rows = zip(files.items(), document["images"], strict=True)
+    rows = sorted(zip(files.items(), document["images"], strict=True), key=lambda row: row[0][0])
     return names, [
         CocoImage(path, objects[number], number, (row.get("height"), row.get("width")), _group(row))
         for (number, path), row in rows

@@ -14,7 +14,10 @@ from keras_vit.errors import explained
 from keras_vit.files.labels import LABELS, composed, read_labels
 from keras_vit.images.decode import open_image
 from keras_vit.images.formats import format_problem, orientation
+from keras_vit.run import Run
+from training.data.file_contents import FileContents
 from training.data.groups import groups_of, held_out, looks_of
+from training.data.known_images import warn_of_training_images
 from training.options.common import ALONE, AUTO, AnnotatedData
 
 
@@ -86,16 +89,27 @@ AnyListed = TypeVar("AnyListed", bound=_Listed)
 
 
 def train_and_val(
-    splits: Mapping[str, Sequence[AnyListed]], options: AnnotatedData
+    splits: Mapping[str, Sequence[AnyListed]], options: AnnotatedData, run: Run | None = None
 ) -> tuple[list[AnyListed], list[AnyListed]]:
     """Return the images of "train" and "val", of data without "val" all but every tenth by name, and these.
 
-    Images that belong together, as `options.group` says, are on one side.
+    Images that belong together, as `options.group` says, are on one side. Prints which images are on both sides.
+
+    run: one to evaluate; None to train one. Of data without "val", on whose images it was not trained, one list of all
+    is returned twice.
 
     Raises UserError if there is no image of one of them.
     """
     train, val = (list(splits.get(name, ())) for name in ("train", "val"))
+    contents = FileContents()
+    if run is not None:
+        for image in (*train, *val):
+            contents.read(str(image.file))
     if "val" not in splits:
+        if run is not None and not _may_know(run, contents.digests(str(image.file) for image in train)):
+            return train, train
+        if run is not None:
+            print("Measured on a tenth of the images; the others may be training images.")
         images = sorted(train, key=lambda image: image.file)
         looks = looks_of(lambda row: images[row].file.read_bytes(), len(images)) if options.group != ALONE else ()
         names = [image.group for image in images]
@@ -103,13 +117,24 @@ def train_and_val(
         groups = groups_of(paths, options.group, looks, names)
         insist = options.group != AUTO or any(names)
         are_kept = held_out(np.zeros(len(images), np.int64), [options.path.name], groups, insist=insist).tolist()
-        train, val = ([image for image, kept in zip(images, are_kept, strict=True) if kept == side] for side in (0, 1))
+        kept = {image.file for image, is_kept in zip(images, are_kept, strict=True) if is_kept}
+        train, val = [each for each in images if each.file not in kept], [each for each in train if each.file in kept]
+    elif run is None and (both := {image.file for image in train} & {image.file for image in val}):
+        print(f"Warning: training also uses {len(both):,} of the evaluation images, so the results are too good.")
     if not train or not val:
         raise UserError(
             f"{options.path} holds {len(train) + len(val)} images, and needs some to train on and others to evaluate "
             "on."
         )
+    if run is not None:
+        warn_of_training_images(run, contents.digests(str(image.file) for image in val), lambda row: val[row].file)
     return train, val
+
+
+def _may_know(run: Run, digests: np.ndarray) -> bool:
+    """Return whether a run was, or may have been, trained on one of the images with these digests."""
+    known = run.training_images
+    return isinstance(run.settings.get("source"), dict) and (known is None or bool(np.isin(digests, known).any()))
 
 
 def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from keras_vit.files.documents import LARGEST, is_number, read_text, read_xml, r
 from keras_vit.files.labels import composed, distinct_names
 from keras_vit.files.tables import cell_of_csv
 from keras_vit.images.formats import is_image_name, looks_like_image, visible_files
+from keras_vit.run import Run
 from training.data.annotations.coco import read_coco_boxes
 from training.data.annotations.images import (
     Box,
@@ -62,6 +63,7 @@ class BoxData:
     evaluation: Sequence[BoxedImage]
     """Those of the data themselves, such as val of a data.yaml; else every tenth image by name."""
     has_split: bool
+    """Whether the evaluation images were not drawn."""
     kind: str
     """coco, yolo, voc or csv."""
 
@@ -86,7 +88,7 @@ def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool
             of_image.append(Box(composed(label), (x, y, w, h)))
     check_listed(boxes, file, folder, allow_outside)
     images = [BoxedImage(image, upright_size(image), own, group=group_of[image]) for image, own in boxes.items()]
-    return boxed_images(images, folder)
+    return boxed_images(images, file.parent)
 
 
 def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, list[str], str, str]]:
@@ -221,8 +223,11 @@ def _yolo_image(image: pathlib.Path, labels: pathlib.Path) -> BoxedImage:
 _READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxes, "yolo": read_yolo_boxes}
 
 
-def open_boxes(options: BoxesOptions) -> BoxData:
-    """Read what `--data` names. Raises UserError for files that cannot be read, and for bad boxes unless clipped."""
+def open_boxes(options: BoxesOptions, run: Run | None = None) -> BoxData:
+    """Read what `--data` names. Raises UserError for files that cannot be read, and for bad boxes unless clipped.
+
+    run: see `train_and_val`.
+    """
     path = options.path
     labels, splits = _READERS[options.kind](path, options.folder, options.allow_outside)
     splits = {name: sorted(images, key=lambda image: image.file) for name, images in splits.items()}
@@ -237,10 +242,8 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     wrong: dict[str, list[str]] = collections.defaultdict(list)
     checked = {name: [_checked(image, numbers, wrong, units) for image in images] for name, images in splits.items()}
     _report(wrong, options.bad_boxes, len(boxes))
-    train, evaluation = train_and_val(checked, options)
-    if both := {image.file for image in train} & {image.file for image in evaluation}:
-        print(f"Warning: training also uses {len(both):,} of the evaluation images, so the results are too good.")
-    return BoxData(labels, train, evaluation, "val" in checked, options.kind)
+    train, evaluation = train_and_val(checked, options, run)
+    return BoxData(labels, train, evaluation, "val" in checked or train is evaluation, options.kind)
 
 
 def _check_any_box(labels: Sequence[str], splits: Mapping[str, Sequence[BoxedImage]], path: pathlib.Path) -> None:

@@ -21,6 +21,7 @@ from keras_vit.files.documents import LARGEST, read_text
 from keras_vit.files.labels import LABELS, composed, distinct_names
 from keras_vit.images.formats import looks_like_image, others_line, visible_files
 from keras_vit.models.config import SegmentationTask
+from keras_vit.run import Run
 from training.data.annotations.coco import CocoImage, PanopticImage, check_ids, read_coco, read_panoptic
 from training.data.annotations.images import check_names, own_labels, train_and_val, upright_size
 from training.data.annotations.masks import (
@@ -38,8 +39,10 @@ from training.data.annotations.masks import (
     two_values,
     voc_segments,
 )
-from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, report_bad
+from training.data.dataset import DataSet, ImageWarnings, Split, problems_of, report_bad, split_of_files
 from training.data.dense import SceneBatches
+from training.data.file_contents import FileContents
+from training.data.image_folder import file_problem
 from training.data.tfds import tfds_scenes
 from training.options.dense import SceneOptions, folders_of_splits
 
@@ -96,8 +99,8 @@ class _Facts(NamedTuple):
         return self._replace(classes=classes | marked, num_targets=2, ignored=ignored)
 
 
-def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
-    """Open what `--data` names, and check all of it.
+def open_scenes(options: SceneOptions, task: SegmentationTask, run: Run | None = None) -> DataSet:
+    """Open what `--data` names, and check all of it. run: see `train_and_val`.
 
     Raises UserError for images and masks that cannot be read or do not fit, by name, and for masks without objects
     where the task needs them.
@@ -108,28 +111,37 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
         return DataSet(labels, *splits, batches=SceneBatches(most))
     read = {"folder": _folder, "voc": _voc, "coco": _of_file, "panoptic": _of_file}[options.kind]
     scenes = read(options, task)
-    train, evaluation = train_and_val(scenes.splits, options)
-    facts = [_facts_of(images, task) for images in (train, evaluation)]
+    train, evaluation = train_and_val(scenes.splits, options, run)
+    is_drawn, contents = "val" not in scenes.splits and train is not evaluation, FileContents()
+    facts = [_facts_of(train, task, contents)]
+    facts.append(facts[0] if train is evaluation else _facts_of(evaluation, task, contents))
     if (value := _value_of_one(scenes, facts, options)) is not None:
         print(f"The masks of {options.path} have the values 0 and {IGNORED if value < 0 else value}, read as 0 and 1.")
         train, evaluation = ([_two_classes(scene, value) for scene in each] for each in (train, evaluation))
         facts = [{file: each.of_two_classes(value) for file, each in of_split.items()} for of_split in facts]
-    labels, stuff = _checked_classes(scenes, facts, options, task)
+    labels, stuff = _checked_classes(scenes, facts, options, task, is_training=run is None)
+    if not any(each.num_targets for each in facts[1].values()):
+        raise UserError(f"The evaluation masks of {options.path} have nothing that {task} can measure; give others.")
     for name, of_split in zip(("training", "evaluation"), facts, strict=True):
         if sentence := ignored_sentence(np.sum([each.ignored for each in of_split.values()], axis=0), name):
             print(sentence)
     most = max(each.num_targets for of_split in facts for each in of_split.values())
     return DataSet(
         labels,
-        _split(train, task, facts[0]),
-        _split(evaluation, task, facts[1]),
-        held_out="val" not in scenes.splits,
+        _split(train, task, facts[0], contents),
+        _split(evaluation, task, facts[1], contents),
+        held_out=is_drawn,
         batches=SceneBatches(most, stuff),
     )
 
 
 def _checked_classes(
-    scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], options: SceneOptions, task: SegmentationTask
+    scenes: Scenes,
+    facts: Sequence[Mapping[str, _Facts]],
+    options: SceneOptions,
+    task: SegmentationTask,
+    *,
+    is_training: bool,
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the names of the classes, and the classes without objects. Raises UserError where they do not fit."""
     learned, others = (set[int]().union(*(each.classes for each in of_split.values())) for of_split in facts)
@@ -139,12 +151,13 @@ def _checked_classes(
     labels = distinct_names(scenes.labels or numbers, options.path)
     check_classes_of_masks(classes, labels, options.path, task, are_numbers=not scenes.labels)
     _check_task(task, options.path, has_objects=bool(things))
-    _check_learned(scenes, labels, learned, options.path)
+    if is_training:
+        _check_learned(scenes, labels, learned, options.path)
     return labels, tuple(sorted(classes - things))
 
 
-def _facts_of(scenes: Sequence[Scene], task: SegmentationTask) -> dict[str, _Facts]:
-    """Read images and their masks; return their facts by their files.
+def _facts_of(scenes: Sequence[Scene], task: SegmentationTask, contents: FileContents) -> dict[str, _Facts]:
+    """Read images, whose contents are noted, and their masks; return their facts by their files.
 
     Raises UserError for those that cannot be read, or whose masks cannot be used.
     """
@@ -152,16 +165,16 @@ def _facts_of(scenes: Sequence[Scene], task: SegmentationTask) -> dict[str, _Fac
     facts: dict[str, _Facts] = {}
 
     def problem(file: str) -> str | None:
-        scene, data = of_file[file], tf.io.read_file(file)
-        if why := decoding_problem(data, image_warnings, file):
+        if why := file_problem(file, image_warnings, contents):
             return why
         try:
+            scene = of_file[file]
             size = upright_size(scene.file, scene.stated_size)
             segments = scene.segments(size)
         except UserError as error:
             return str(error).rstrip(".")
         labels, objects, crowds, _, numbers, _ = segments
-        checksum = zlib.crc32(data.numpy(), zlib.crc32(os.fsencode(scene.file.name)))
+        checksum = contents.fingerprint([file], [scene.file.name])
         for part in (labels, objects, numbers, *([crowds] if crowds.any() else [])):
             checksum = zlib.crc32(part.tobytes(), checksum)
         targets, target_map = of_task(segments, task)
@@ -212,8 +225,9 @@ def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[in
     print(f"Warning: {len(absent)} of the {len(labels)} classes are in no training image: {shown}.")
 
 
-def _split(scenes: Sequence[Scene], task: SegmentationTask, facts: Mapping[str, _Facts]) -> Split:
-    files = tf.constant([str(scene.file) for scene in scenes])
+def _split(
+    scenes: Sequence[Scene], task: SegmentationTask, facts: Mapping[str, _Facts], contents: FileContents
+) -> Split:
     own = [facts[str(scene.file)] for scene in scenes]
 
     def truth(index: int) -> Segments:
@@ -223,10 +237,9 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, facts: Mapping[str, 
         classes, segments = tf.numpy_function(lambda n: of_task(truth(int(n)), task), [index], [tf.int32, tf.int32])
         return {"labels": tf.ensure_shape(classes, (None,)), "segments": tf.ensure_shape(segments, (None, None))}
 
-    return Split(
-        len(scenes),
-        lambda index: (tf.io.read_file(files[index]), tf.constant(-1)),
-        lambda index: str(scenes[index].file),
+    return split_of_files(
+        [str(scene.file) for scene in scenes],
+        contents,
         fingerprint=zlib.crc32(np.array([each.checksum for each in own], np.uint32).tobytes()),
         target=target,
         truth=truth,
@@ -256,7 +269,8 @@ def _voc(options: SceneOptions, _: SegmentationTask) -> Scenes:
     check_names(masks, images, root / "JPEGImages")
     splits: dict[str, Collection[str]] = {"train": sorted(masks)}
     if all((lists / f"{name}.txt").is_file() for name in ("train", "val")):
-        splits = {name: composed(read_text(lists / f"{name}.txt", LARGEST)).split() for name in ("train", "val")}
+        texts = {name: composed(read_text(lists / f"{name}.txt", LARGEST)) for name in ("train", "val")}
+        splits = {name: [*filter(None, map(str.strip, text.splitlines()))] for name, text in texts.items()}
         for names in splits.values():
             check_names(dict.fromkeys(names, lists), masks, root / "SegmentationClass")
     scenes = {n: Scene(images[n], functools.partial(voc_segments, masks[n], objects.get(n))) for n in masks}
