@@ -1,18 +1,19 @@
 """Read and write HDF5 files of Keras: .weights.h5 files, and whole models of Keras 2. None is trusted."""
 
+import contextlib
 import functools
 import io
 import json
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from keras_vit.errors import UserError, reading
 from keras_vit.files.documents import validated
-from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.lazy_array import ByteStream, LazyArray
 
 # Bytes of the JSON text in which a file of Keras 2 describes its model.
 _LARGEST_CONFIG = 2**22
@@ -79,11 +80,16 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
         dtype = _BFLOAT16 if is_bfloat16 else dataset.dtype
         arrays[key] = LazyArray(key, dataset.shape, dtype, functools.partial(_open, path, name))
 
-    with reading(path.name, "Keras weights", OSError, RuntimeError, KeyError, advice="it may be damaged"):
+    with _reading(path):
         size = path.stat().st_size
         with h5py.File(path, "r") as file:
             file.visititems(add)  # without following links
     return arrays
+
+
+def _reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    errors = OSError, EOFError, RuntimeError, KeyError, TypeError  # the last of a name that is no text
+    return reading(path.name, "Keras weights", *errors, advice="it may be damaged")
 
 
 def _name_around(dataset: Any, parts: list[str]) -> str:
@@ -97,18 +103,18 @@ def _name_around(dataset: Any, parts: list[str]) -> str:
     return "" if name.startswith(re.sub(r"_\d+$", "", parts[1])) else name
 
 
-def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
-    """Return a stream of the values of one array."""
+@contextlib.contextmanager
+def _open(path: pathlib.Path, name: str) -> Iterator[ByteStream]:
+    """A stream of the values of one array."""
     import h5py
 
-    with h5py.File(path, "r") as file:
-        dataset = file[name]
-        offset = dataset.id.get_offset()
-        if offset is None:  # in chunks, perhaps compressed
-            return io.BytesIO(np.ascontiguousarray(dataset).tobytes())
-    stream = open(path, "rb")  # noqa: SIM115  (the reader closes it)
-    stream.seek(offset)
-    return stream
+    with _reading(path), open(path, "rb") as stream:
+        with h5py.File(path, "r") as file:
+            dataset = file[name]
+            offset = dataset.id.get_offset()
+            chunks = b"" if offset is not None else np.ascontiguousarray(dataset).tobytes()  # perhaps compressed
+        stream.seek(offset or 0)
+        yield stream if offset is not None else io.BytesIO(chunks)
 
 
 def read_model_config(path: pathlib.Path) -> dict:

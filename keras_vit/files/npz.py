@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import pathlib
+import tokenize
 import typing
 import zipfile
 import zlib
@@ -20,6 +21,8 @@ from keras_vit.files.remote import existing_file, local_copy, to_path
 
 # Float arrays hardly compress; an archive that claims to expand by more than this factor is a zip bomb.
 _LARGEST_EXPANSION = 4
+# What NumPy raises for a header that is damaged, beside ValueError.
+_OF_HEADERS = KeyError, MemoryError, SyntaxError, tokenize.TokenError, zlib.error
 
 
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -51,7 +54,7 @@ def _reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> LazyArray:
     name = f"The entry {member.filename!r} of the archive"
-    with archive.open(member) as stream, reading(name, "a NumPy array", KeyError, MemoryError, zlib.error):
+    with archive.open(member) as stream, reading(name, "a NumPy array", *_OF_HEADERS):
         version = np.lib.format.read_magic(stream)
         read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
         shape, fortran_order, dtype = read_header(stream)

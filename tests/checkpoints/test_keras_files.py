@@ -155,9 +155,25 @@ def link_elsewhere(path: pathlib.Path) -> None:
         file["layers/conv2d/vars"] = h5py.ExternalLink("other.h5", "layers/conv2d/vars")
 
 
+def damage_a_chunk(path: pathlib.Path) -> None:
+    with_bias(data=np.zeros(12, np.float32), chunks=(12,), compression="gzip")(path)
+    with h5py.File(path) as file:
+        place = file["layers/conv2d/vars/1"].id.get_chunk_info(0).byte_offset
+    with path.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(bytes(8))
+
+
+def name_by_bytes(path: pathlib.Path) -> None:
+    with h5py.File(path, "a") as file:
+        file[b"\xff"] = np.zeros(1)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
+        (damage_a_chunk, "cannot be read as Keras weights"),
+        (name_by_bytes, "cannot be read as Keras weights"),
         (truncate, "cannot be read as Keras weights"),
         (with_bias(shape=(12,), dtype="f4", external=[("/etc/hostname", 0, 48)]), "is in another file"),
         (with_bias(data=np.zeros(48, np.int32)), "has the type int32"),

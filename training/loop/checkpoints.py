@@ -26,6 +26,8 @@ from training.loop.devices.jax_devices import assign_whole
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
 _MAX_TO_KEEP = 2
 _LATEST = "latest"
+# Of what the steps compute: 2 since the learning rate multiplies the whole momentum of SGD.
+_VERSION = 2
 
 
 def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, ArrayLike]) -> None:
@@ -40,7 +42,8 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, A
 
     try:
         with atomic_write(folder / "state.npz", named) as temporary:
-            write_npz(temporary, {"progress": np.frombuffer(json.dumps(progress).encode(), np.uint8), **arrays})
+            text = json.dumps(progress | {"version": _VERSION}).encode()
+            write_npz(temporary, {"progress": np.frombuffer(text, np.uint8), **arrays})
         saved = _list(folder)
         if is_remote(folder):
             (folder / _LATEST).write_text(saved[0].name)
@@ -60,7 +63,8 @@ def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tu
     if (checkpoint := load_latest(folder)) is None:
         return None
     step, progress, arrays = checkpoint
-    if {name: array.shape for name, array in arrays.items()} != {n: tuple(v.shape) for n, v in variables.items()}:
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if progress.pop("version", 1) != _VERSION or shapes != {n: tuple(v.shape) for n, v in variables.items()}:
         raise UserError(
             f"The checkpoint of step {step} was saved by another version; remove {folder.parent} to start again."
         )

@@ -35,6 +35,11 @@ class JaxTrainer(Trainer):
         key = _structure if self._shards_weights else id
         self._parts = [list(alike) for _, alike in itertools.groupby(parts, key)]
 
+    def _make_variables(self):
+        super()._make_variables()
+        # Keras lists them with the trainer's own, so they are arguments of the compiled step.
+        self._constants = list(self._objective.constants)
+
     @property
     def state(self) -> dict[str, keras.Variable]:
         self.jax_state_sync()
@@ -139,6 +144,7 @@ class JaxTrainer(Trainer):
         changed = [
             *zip(self._random, self.layer_seeds(micro), strict=True),
             *zip(self._statistics, statistics or [v.value for v in self._statistics], strict=True),
+            *((v, v.value) for v in self._constants),
         ]
         values = {id(v): v.value for v in self.network.variables} | {id(v): value for v, value in changed}
 

@@ -105,6 +105,9 @@ def test_a_run_is_evaluated_on_all_images_unless_it_may_know_some(tmp_path, caps
     (tmp_path / "run").mkdir()
     published = open_scenes(SceneOptions(data=data), "semantic", Run.at(tmp_path / "run"))
     assert (published.evaluation.num_examples, published.held_out) == (3, False)
+    (tmp_path / "run" / "labels.txt").write_text("0\n1\n2\n")
+    unnamed = SceneOptions(data=_write_masks(tmp_path / "e", [0 * mask] * 2))
+    assert open_scenes(unnamed, "semantic", Run.at(tmp_path / "run")).labels == ("0", "1", "2")
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"source": {"data": "folder:elsewhere"}}}))
     for known, count, words in (
         (None, 1, "Measured on a tenth of the images"),
@@ -362,6 +365,7 @@ COCO = {
     "missing file": (lambda r, d: d["images"][0].update(file_name="gone.png"), "1 of 4 files .* such as gone.png"),
     "two ids": (lambda r, d: d["images"][1].update(id=d["images"][0]["id"]), "has two images with '"),
     "two categories": (lambda r, d: d["categories"][1].update(id=10), "has two categories with '10'"),
+    "a name of two lines": (lambda r, d: d["categories"][1].update(name="a\n"), "the class 'a.n' with a line break"),
     "a name of no text": (lambda r, d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
     "no segmentation": (lambda r, d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
     "another size": (lambda r, d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
@@ -370,6 +374,7 @@ COCO = {
 
 
 PANOPTIC = {
+    "an image twice": (lambda r, d: d["annotations"][1].update(image_id=0), "two annotations of an image with '0'"),
     "a path upwards": (lambda r, d: d["annotations"][1].update(file_name="../1.png"), "1.png, outside of"),
     "an id twice": (
         lambda r, d: d["annotations"][1]["segments_info"].append(d["annotations"][1]["segments_info"][0]),

@@ -28,7 +28,7 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
     "inspect_every": ((), "keras-vit inspect reads the finished run"),
     "profile_steps": ((), "TensorFlow's profiler does not see JAX"),
     "target": (("classes",), _OF_TENSORFLOW),
-    "teacher": ((), _OF_TENSORFLOW),
+    "distillation": (("soft", "hard"), _OF_TENSORFLOW),
     "patch_sizes": ((), _OF_TENSORFLOW),
     "patch_dropout": ((), _OF_TENSORFLOW),
     "sharpness_radius": ((), _OF_TENSORFLOW),
