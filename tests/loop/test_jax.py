@@ -272,9 +272,10 @@ REFUSED = {
     "--target patch-pixels": {
         "recipe": dataclasses.replace(RECIPES["digits"], target="patch-pixels", label_smoothing=0.0)
     },
-    "--teacher": {"recipe": dataclasses.replace(RECIPES["digits"], teacher="runs/large")},
+    "--distillation features": {
+        "recipe": dataclasses.replace(RECIPES["digits"], teacher="large", distillation="features", label_smoothing=0.0)
+    },
     "--patch-dropout": {"recipe": dataclasses.replace(RECIPES["digits"], patch_dropout=0.5)},
-    "--sharpness-radius": {"recipe": dataclasses.replace(RECIPES["digits"], sharpness_radius=0.1)},
 }
 
 
