@@ -12,6 +12,7 @@ from export.saved_model.export import export_saved_model
 from export.source import read_calibration
 from export.tasks import Classification, open_task
 from export.tflite.export import export_tflite
+from keras_vit.errors import UserError
 from keras_vit.run import Run
 
 
@@ -80,5 +81,11 @@ def to_tflite(
 
 
 def _opened(model: keras.Model, images: str | os.PathLike | None) -> tuple[Run, SourceOptions]:
+    backend = keras.backend.backend()
+    if backend != "tensorflow":  # whose tracing fails in the middle of the model
+        raise UserError(
+            f"Exports need the TensorFlow backend of Keras, but it is {backend}; save the model, and export the file "
+            "with KERAS_BACKEND=tensorflow."
+        )
     run = Run.of_model(model)
     return run, SourceOptions(run.name, images=None if images is None else os.fspath(images))

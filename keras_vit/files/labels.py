@@ -38,10 +38,14 @@ def check_number(labels: Sequence[str], path: str | os.PathLike, num_classes: in
 
 
 def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of classes. Raises UserError if one is empty or there twice, since reports name classes by them."""
+    """The names of classes, by which reports name them.
+
+    Raises UserError if one is empty or there twice, or has a line break, which ends it in labels.txt.
+    """
     for name, count in collections.Counter(names).items():
-        if count > 1 or not name.strip():
-            problem = f"the class {name!r:.80} twice" if name.strip() else "a class by an empty line"
+        if count > 1 or not name.strip() or {"\n", "\r"} & {*name}:
+            problem = f"the class {name!r:.80} {'twice' if count > 1 else 'with a line break'}"
+            problem = problem if name.strip() else "a class by an empty line"
             raise UserError(f"{path} names {problem}; give each class a name of its own.")
     return tuple(names)
 

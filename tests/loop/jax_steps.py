@@ -6,11 +6,13 @@ python -m tests.loop.jax_steps STATE OUTPUT CASE [DEVICES THAT SHARE A MODEL]
 import dataclasses
 import pathlib
 import sys
+import tempfile
 
 import keras
 import numpy as np
 
-from keras_vit import ViTConfig, preprocessing_of
+import keras_vit
+from keras_vit import Preprocessing, ViTConfig, preprocessing_of
 from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import digits
 from training.loop.build import build_trainer
@@ -32,6 +34,8 @@ CASES = {
     "sgd": (SGD, Execution()),
     "muon": (MUON, Execution()),
     "remat": (ADAMW, Execution(remat=True)),
+    "distilled": (ADAMW, Execution()),
+    "sharpness": (dataclasses.replace(ADAMW, sharpness_radius=0.2), Execution()),
 }
 
 
@@ -40,6 +44,8 @@ def train(
 ) -> dict[str, np.ndarray]:
     """Train from a state or random weights; return it, the loss of each step and of the average, and the end."""
     recipe, execution = CASES[case]
+    if case == "distilled":
+        recipe = dataclasses.replace(recipe, teacher=_teacher(), temperature=2.0)
     source, strategy = digits(), open_strategy(StrategyOptions(), model_parallel, shard_weights=shard_weights)
     trainer = build_trainer(lambda: recipe.build(10), recipe, STEPS, strategy=strategy, execution=execution, seed=1)
     if state is None:
@@ -68,6 +74,18 @@ def train(
     evaluated = trainer.evaluate(evaluation, verbose=0, return_dict=True)
     end = {f"end/{name}": np.array(variable) for name, variable in trainer.state.items()}
     return {"losses": np.array([float(loss) for loss in [*losses, evaluated["loss"]]]), **begin, **end}
+
+
+def _teacher() -> str:
+    """Write a model of another range of values with random weights, and return its path."""
+    path = pathlib.Path(tempfile.mkdtemp()) / "teacher.keras"
+    preprocessing = Preprocessing((8, 8), channels=1, value_range=(0.0, 255.0))
+    model = keras_vit.build(ADAMW.model, preprocessing=preprocessing, num_classes=10)
+    rng = np.random.default_rng(3)
+    for variable in model.trainable_variables:
+        variable.assign(rng.normal(0.0, 0.1, variable.shape))
+    model.save(path)
+    return str(path)
 
 
 if __name__ == "__main__":

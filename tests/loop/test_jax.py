@@ -79,6 +79,26 @@ def test_images_are_padded_in_tf_data_as_on_jax():
     on_jax("-c", _IN_TF_DATA)
 
 
+_SCRIPT = """
+import export, keras_vit, training
+from keras_vit import UserError
+
+config = keras_vit.ViTConfig(patch_size=4, hidden_size=16, num_layers=1, num_heads=2, mlp_dim=24)
+model = keras_vit.build(config, image_size=8, num_classes=10, channels=1)
+assert 0 <= training.evaluate_model(model, "digits")["accuracy"] < 0.5
+for to in (export.to_saved_model, export.to_tflite):
+    try:
+        to(model, "exported")
+    except UserError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_on_jax_evaluates_and_says_how_to_export():
+    assert on_jax("-c", _SCRIPT).count("Exports need the TensorFlow backend of Keras, but it is jax;") == 2
+
+
 # Prints how many attentions are padded, and the largest differences of the outputs and of the gradients.
 _PADDED = """
 import sys
@@ -252,9 +272,10 @@ REFUSED = {
     "--target patch-pixels": {
         "recipe": dataclasses.replace(RECIPES["digits"], target="patch-pixels", label_smoothing=0.0)
     },
-    "--teacher": {"recipe": dataclasses.replace(RECIPES["digits"], teacher="runs/large")},
+    "--distillation features": {
+        "recipe": dataclasses.replace(RECIPES["digits"], teacher="large", distillation="features", label_smoothing=0.0)
+    },
     "--patch-dropout": {"recipe": dataclasses.replace(RECIPES["digits"], patch_dropout=0.5)},
-    "--sharpness-radius": {"recipe": dataclasses.replace(RECIPES["digits"], sharpness_radius=0.1)},
 }
 
 

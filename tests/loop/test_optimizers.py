@@ -97,12 +97,9 @@ def test_layers_behind_the_encoder_learn_at_the_full_rate_whatever_their_names(m
     assert behind <= actual[1.0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "scale"),
-    [("adamw", 1.0), ("adamw", 1e-8), ("sgd", 1.0)],  # of the gradients; the epsilon of AdamW is 1e-8
-)
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
 @pytest.mark.parametrize("fused", [True, False], ids=["tensorflow", "jax"])
-def test_steps_at_a_changing_rate_are_those_of_optax(kind, scale, fused, monkeypatch):
+def test_steps_at_a_changing_rate_are_those_of_optax(kind, fused, monkeypatch):
     """The rate multiplies the momentum of all gradients, as in optax and PyTorch; in Keras each has its own."""
     if not fused:
         for rule in (Adam, Momentum):
@@ -112,12 +109,12 @@ def test_steps_at_a_changing_rate_are_those_of_optax(kind, scale, fused, monkeyp
     expected = [weight.astype(np.float64) for weight in model.get_weights()]
     first, second = ([np.zeros_like(weight) for weight in expected] for _ in range(2))
     for step, rate in enumerate((0.0, 0.01, 0.02), 1):
-        now = [np.float32(scale * (-1) ** (step // 2) * step) * gradient for gradient in gradients]
+        now = [np.float32((-1) ** (step // 2) * step) * gradient for gradient in gradients]
         optimizer.apply(now, model.trainable_variables)
         for weight, m, v, g in zip(expected, first, second, map(np.float64, now), strict=True):
             m[:] = 0.9 * m + (g if kind == "sgd" else 0.1 * g)
             v[:] = 0.999 * v + 0.001 * g**2
-            adam = m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+            adam = m / (1 - 0.9**step) / (np.sqrt(v) + 1e-8) * np.sqrt(1 - 0.999**step)
             weight -= rate * (m if kind == "sgd" else adam)
     for variable, value in zip(model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable, value, atol=2e-6, err_msg=variable.path)
@@ -136,8 +133,7 @@ def test_three_steps_of_muon_are_those_of_keras():
         ours.apply(gradients, model.trainable_variables)
         stock.apply(gradients)
     for variable, expected in zip(model.trainable_variables, other.trainable_variables, strict=True):
-        # Adam, which others learn with, has another epsilon in Keras.
-        np.testing.assert_allclose(variable, expected, atol=3e-6, err_msg=variable.path)
+        np.testing.assert_allclose(variable, expected, atol=1e-6, err_msg=variable.path)
 
 
 def test_other_variables_than_those_it_was_built_for_are_refused():

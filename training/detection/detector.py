@@ -122,10 +122,11 @@ def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, 
     boxes, (height, width) = None, image.pixels.shape[:2]
     if box is not None:
         left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
-        if max(left, 0) >= min(right, width) or max(top, 0) >= min(bottom, height):
+        # Shares of the image are less than a pixel, too.
+        if min(min(right, width) - max(left, 0), min(bottom, height) - max(top, 0)) <= 1:
             raise UserError(
-                f"--box {' '.join(f'{number:g}' for number in box)} lies outside of {file}, which is {width} pixels "
-                f"wide and {height} high; give left, top, width and height on it."
+                f"--box {' '.join(f'{number:g}' for number in box)} has no more than a pixel on {file}, which is "
+                f"{width} pixels wide and {height} high; give left, top, width and height in pixels."
             )
         boxes = preprocessing.boxes_in_input([[left, top, right, bottom]], (height, width))
     without = keras.Model(model.input, {name: x for name, x in model.output.items() if name != "class_logits"})

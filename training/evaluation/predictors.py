@@ -89,7 +89,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
         )
         return np.concatenate([part.numpy() for part in strategy.experimental_local_results(forward(shared))])
 
-    compute = model.predict_on_batch if replicas == 1 else compute_by_replicas
+    compute = functools.partial(compute_in_keras, model) if replicas == 1 else compute_by_replicas
     predict = functools.partial(
         outputs, compute, preprocessing=preprocessing, num_classes=num_classes, multiple_of=replicas
     )
@@ -135,11 +135,16 @@ def outputs(
     return np.concatenate(computed), np.concatenate(labels)
 
 
+def compute_in_keras(model: keras.Model, images: tf.Tensor) -> np.ndarray:
+    """Return what a model computes from a batch, on any backend of Keras."""
+    return model.predict_on_batch(keras.ops.convert_to_tensor(images))
+
+
 def accuracy(
     model: keras.Model, split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int
 ) -> float:
     """Return the share of the images of a split whose highest logit is that of their label."""
-    compute = model.predict_on_batch
+    compute = functools.partial(compute_in_keras, model)
     logits, labels = outputs(compute, split, batch_size, preprocessing=preprocessing, num_classes=num_classes)
     return float(np.mean(logits.argmax(axis=-1) == labels))
 

@@ -35,6 +35,11 @@ class JaxTrainer(Trainer):
         key = _structure if self._shards_weights else id
         self._parts = [list(alike) for _, alike in itertools.groupby(parts, key)]
 
+    def _make_variables(self):
+        super()._make_variables()
+        # Keras lists them with the trainer's own, so they are arguments of the compiled step.
+        self._constants = list(self._objective.constants)
+
     @property
     def state(self) -> dict[str, keras.Variable]:
         self.jax_state_sync()
@@ -139,6 +144,7 @@ class JaxTrainer(Trainer):
         changed = [
             *zip(self._random, self.layer_seeds(micro), strict=True),
             *zip(self._statistics, statistics or [v.value for v in self._statistics], strict=True),
+            *((v, v.value) for v in self._constants),
         ]
         values = {id(v): v.value for v in self.network.variables} | {id(v): value for v, value in changed}
 
@@ -149,7 +155,12 @@ class JaxTrainer(Trainer):
                 losses, sums = self._objective.measure(images, labels, outputs, ops.ones(images.shape[:1]))
             return ops.sum(losses) / self._batch_size, (sums, [now[id(v)] for v in self._statistics])
 
-        gradients, (sums, statistics) = jax.grad(loss, has_aux=True)([values[id(v)] for v in variables])
+        gradients_at, weights = jax.grad(loss, has_aux=True), [values[id(v)] for v in variables]
+        gradients, (sums, statistics) = gradients_at(weights)
+        if self._sharpness_radius:  # uphill for the micro-batch of all devices, where `Trainer` has replicas
+            norm = ops.sqrt(sum(ops.sum(ops.square(g)) for g in gradients))
+            scale = self._sharpness_radius / (norm + 1e-12)
+            gradients, _ = gradients_at([w + scale * g for w, g in zip(weights, gradients, strict=True)])
         return gradients, sums, statistics
 
     def _outputs(self, values: dict, images) -> tuple:

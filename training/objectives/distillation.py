@@ -15,7 +15,9 @@ code (naver/unic `utils.standard_normalize`): the mean is most of what a publish
 import copy
 
 import keras
+import numpy as np
 import tensorflow as tf
+from keras import ops
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
@@ -44,20 +46,22 @@ class SoftDistillation(Objective):
 
     def prepare(self, model):
         self._teacher = _open_teacher(self._name, model)
+        self._teacher.trainable = False
+        self.constants = self._teacher.variables
         return model
 
     def evaluation(self):
         return Classification("softmax", self._label_smoothing)
 
     def measure(self, images, labels, outputs, weights):
-        logits = tf.cast(outputs, tf.float32)
-        expected = tf.nn.log_softmax(self._teacher_logits(images) / self._temperature)
-        own = tf.nn.log_softmax(logits / self._temperature)
-        losses = self._temperature**2 * tf.reduce_sum(tf.exp(expected) * (expected - own), axis=-1)  # (B,)
+        logits = ops.cast(outputs, "float32")
+        expected = ops.log_softmax(self._teacher_logits(images) / self._temperature)
+        own = ops.log_softmax(logits / self._temperature)
+        losses = self._temperature**2 * ops.sum(ops.exp(expected) * (expected - own), axis=-1)  # (B,)
         return sums_of(losses, is_right(logits, labels), weights)
 
-    def _teacher_logits(self, images) -> tf.Tensor:
-        return tf.stop_gradient(tf.cast(self._teacher(images, training=False), tf.float32))
+    def _teacher_logits(self, images):
+        return ops.stop_gradient(ops.cast(self._teacher(images, training=False), "float32"))
 
 
 class HardDistillation(SoftDistillation):
@@ -77,10 +81,10 @@ class HardDistillation(SoftDistillation):
         return [keras.Model(trained.input, heads)]
 
     def measure(self, images, labels, outputs, weights):
-        by_label, by_teacher = (tf.cast(logits, tf.float32) for logits in outputs)
-        classes = tf.argmax(self._teacher_logits(images), axis=-1)  # (B,)
+        by_label, by_teacher = (ops.cast(logits, "float32") for logits in outputs)
+        classes = ops.argmax(self._teacher_logits(images), axis=-1)  # (B,)
         losses = 0.5 * keras.losses.categorical_crossentropy(labels, by_label, True, self._label_smoothing)
-        losses += 0.5 * tf.nn.sparse_softmax_cross_entropy_with_logits(classes, by_teacher)
+        losses += 0.5 * ops.sparse_categorical_crossentropy(classes, by_teacher, from_logits=True)
         return sums_of(losses, is_right(by_label + by_teacher, labels), weights)
 
 
@@ -107,9 +111,9 @@ def _seeing(teacher: keras.Model, own: Preprocessing, other: Preprocessing) -> k
     images = keras.Input((*own.image_size, own.channels))
     x = images
     if own.image_size != other.image_size:
-        x = keras.ops.image.resize(x, other.image_size, antialias=True, data_format="channels_last")
+        x = ops.image.resize(x, other.image_size, antialias=True, data_format="channels_last")
     if own.channel_ranges() != other.channel_ranges():
-        (low, high), (new_low, new_high) = (map(tf.constant, each.channel_ranges()) for each in (own, other))
+        (low, high), (new_low, new_high) = (np.array(each.channel_ranges(), np.float32) for each in (own, other))
         x = (x - low) * ((new_high - new_low) / (high - low)) + new_low
     return keras.Model(images, fast_here(teacher)(x), name="teacher")
 

@@ -21,6 +21,7 @@ class Objective:
         matches_on_host: whether the loss matches targets on the host, which XLA cannot compile on TensorFlow.
         without_remat: the technique, as a sentence begins, if it cannot be rematerialized.
         uncounted: what the dry run does not count, as it prints it.
+        constants: variables that the loss reads, beside those of the network.
         random: seeds of a step beside those of the network's layers, another value for each replica and micro-batch.
     """
 
@@ -29,6 +30,7 @@ class Objective:
     matches_on_host = False
     without_remat = ""
     uncounted: tuple[str, ...] = ()
+    constants: Sequence[keras.Variable] = ()
     random: Sequence[keras.Variable] = ()
 
     def prepare(self, model: keras.Model) -> keras.Model:

@@ -71,7 +71,10 @@ def write_coco(root: pathlib.Path) -> str:
     save_images(root)
     numbers = {name: number for number, name in enumerate(BOXES, 5)}
     document = {
-        "images": [{"id": number, "file_name": f"{name}.jpg"} for name, number in numbers.items()],
+        "images": [
+            {"id": number, "file_name": f"{name}.jpg", "width": SIZE[name][0], "height": str(SIZE[name][1])}
+            for name, number in numbers.items()
+        ],
         "categories": [{"id": 9, "name": "dog"}, {"id": 3, "name": "cat"}],
         "annotations": [
             {"image_id": numbers[name], "category_id": 3 if label == "cat" else 9, "bbox": [x, y, r - x, b - y]}
@@ -179,7 +182,7 @@ def test_links_out_of_the_folder_are_named_unless_they_are_allowed(kind, tmp_pat
     assert len(open_boxes(BoxesOptions(data=data, allow_outside=True)).all) == 3
 
 
-TURNED = {"id": 1, "file_name": "a.jpg", "height": 30, "width": 20}
+TURNED = {"id": 1, "file_name": "a.jpg", "height": "30", "width": 20}
 ROW = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}
 
 

@@ -83,6 +83,21 @@ def test_objects_are_read(kind, tmp_path):
     assert (found[1:][segments[1:] == 0] == NONE).all()
 
 
+@pytest.mark.parametrize(
+    ("task", "labels", "pixels"),
+    [("semantic", [0, 2], 1), ("instance", [2], UNCOUNTED), ("panoptic", [0, 2], UNCOUNTED)],
+)
+def test_a_class_with_objects_has_groups_as_in_cityscapes(task, labels, pixels, tmp_path):
+    mask = np.array([[0, 2, 2001]] * 2, np.uint16)
+    source = open_data(_write_masks(tmp_path / "d", [mask, mask]), task)
+    assert source.batches.stuff == (0,)
+    found, segments = truth(source, "evaluation", 0)
+    assert found.tolist() == labels
+    assert segments[0, 1] == pixels
+    if task != "semantic":
+        assert source.evaluation.truth(0).crowds.tolist() == [False, True, False]
+
+
 def test_panoptic_has_stuff_as_one_segment(tmp_path):
     source = open_data(WRITERS["panoptic"](tmp_path / "d", 11), "panoptic")
     assert source.batches.stuff == (0,)
@@ -105,6 +120,9 @@ def test_a_run_is_evaluated_on_all_images_unless_it_may_know_some(tmp_path, caps
     (tmp_path / "run").mkdir()
     published = open_scenes(SceneOptions(data=data), "semantic", Run.at(tmp_path / "run"))
     assert (published.evaluation.num_examples, published.held_out) == (3, False)
+    (tmp_path / "run" / "labels.txt").write_text("0\n1\n2\n")
+    unnamed = SceneOptions(data=_write_masks(tmp_path / "e", [0 * mask] * 2))
+    assert open_scenes(unnamed, "semantic", Run.at(tmp_path / "run")).labels == ("0", "1", "2")
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"source": {"data": "folder:elsewhere"}}}))
     for known, count, words in (
         (None, 1, "Measured on a tenth of the images"),
@@ -362,6 +380,7 @@ COCO = {
     "missing file": (lambda r, d: d["images"][0].update(file_name="gone.png"), "1 of 4 files .* such as gone.png"),
     "two ids": (lambda r, d: d["images"][1].update(id=d["images"][0]["id"]), "has two images with '"),
     "two categories": (lambda r, d: d["categories"][1].update(id=10), "has two categories with '10'"),
+    "a name of two lines": (lambda r, d: d["categories"][1].update(name="a\n"), "the class 'a.n' with a line break"),
     "a name of no text": (lambda r, d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
     "no segmentation": (lambda r, d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
     "another size": (lambda r, d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
@@ -370,6 +389,7 @@ COCO = {
 
 
 PANOPTIC = {
+    "an image twice": (lambda r, d: d["annotations"][1].update(image_id=0), "two annotations of an image with '0'"),
     "a path upwards": (lambda r, d: d["annotations"][1].update(file_name="../1.png"), "1.png, outside of"),
     "an id twice": (
         lambda r, d: d["annotations"][1]["segments_info"].append(d["annotations"][1]["segments_info"][0]),

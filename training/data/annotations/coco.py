@@ -28,7 +28,7 @@ from training.data.listed_files import check_inside, check_listed, listed_file
 _PANOPTIC_IDS = range(1, 2**24)
 # Fields of a file; those that must be there, and those that may.
 _CATEGORIES = [{"id": int, "name": str}]
-_IMAGES = [{"id": int, "file_name": str}]
+_IMAGES = [{"id": int, "file_name": str, "height": optional(NUMBER), "width": optional(NUMBER)}]
 _SEGMENT = {
     "category_id": int,
     "iscrowd": optional(Rule("0 or 1", lambda value: value in (0, 1))),
@@ -127,8 +127,7 @@ def read_coco(
         objects[each["image_id"]].append(each)
     rows = sorted(zip(files.items(), document["images"], strict=True), key=lambda row: row[0][0])
     return names, [
-        CocoImage(path, objects[number], number, (row.get("height"), row.get("width")), _group(row))
-        for (number, path), row in rows
+        CocoImage(path, objects[number], number, _stated_size(row), _group(row)) for (number, path), row in rows
     ]
 
 
@@ -152,6 +151,7 @@ def read_panoptic(
 ) -> tuple[dict[int, str], list[PanopticImage]]:
     """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the images."""
     names, files, document = _open(file, folder, _PANOPTIC, allow_outside)
+    _check_distinct((each["image_id"] for each in document["annotations"]), "annotations of an image", file)
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     groups = {row["id"]: _group(row) for row in document["images"]}
     images, root = [], file.with_suffix("")
@@ -199,6 +199,12 @@ def _open(
     check_listed(files.values(), file, folder, allow_outside)
     check_ids((each["image_id"] for each in document["annotations"]), files, "image", file)
     return names, files, document
+
+
+def _stated_size(row: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Return height and width of an image as a file states them."""
+    height, width = (None if row.get(side) is None else float(row[side]) for side in ("height", "width"))
+    return height, width
 
 
 def _group(row: dict[str, Any]) -> str:

@@ -106,7 +106,7 @@ def train_and_val(
         for image in (*train, *val):
             contents.read(str(image.file))
     if "val" not in splits:
-        if run is not None and not _may_know(run, contents.digests(str(image.file) for image in train)):
+        if train and run is not None and not _may_know(run, contents.digests(str(image.file) for image in train)):
             return train, train
         if run is not None:
             print("Measured on a tenth of the images; the others may be training images.")
@@ -156,7 +156,7 @@ def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int,
     if None not in stated and stated not in (size, (0, 0)):
         raise UserError(
             f"The image {file}, seen upright, is {size[1]} wide and {size[0]} high, but it was annotated as one "
-            f"{stated[1]!s:.20} wide and {stated[0]!s:.20} high; annotate the upright image at its size."
+            f"{stated[1]:.12g} wide and {stated[0]:.12g} high; annotate the upright image at its size."
         )
     return size
 

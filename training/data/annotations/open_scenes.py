@@ -119,7 +119,10 @@ def open_scenes(options: SceneOptions, task: SegmentationTask, run: Run | None =
         print(f"The masks of {options.path} have the values 0 and {IGNORED if value < 0 else value}, read as 0 and 1.")
         train, evaluation = ([_two_classes(scene, value) for scene in each] for each in (train, evaluation))
         facts = [{file: each.of_two_classes(value) for file, each in of_split.items()} for of_split in facts]
-    labels, stuff = _checked_classes(scenes, facts, options, task, is_training=run is None)
+    labels, stuff = _checked_classes(scenes, facts, options, task, run)
+    if options.kind == "folder" and task != "semantic":
+        things = sorted({*range(len(labels))} - {*stuff})
+        train, evaluation = ([_with_groups(scene, things) for scene in each] for each in (train, evaluation))
     if not any(each.num_targets for each in facts[1].values()):
         raise UserError(f"The evaluation masks of {options.path} have nothing that {task} can measure; give others.")
     for name, of_split in zip(("training", "evaluation"), facts, strict=True):
@@ -140,18 +143,17 @@ def _checked_classes(
     facts: Sequence[Mapping[str, _Facts]],
     options: SceneOptions,
     task: SegmentationTask,
-    *,
-    is_training: bool,
+    run: Run | None,
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the names of the classes, and the classes without objects. Raises UserError where they do not fit."""
     learned, others = (set[int]().union(*(each.classes for each in of_split.values())) for of_split in facts)
     things = set[int]().union(*(each.things for of_split in facts for each in of_split.values()))
     classes = learned | others
-    numbers = tuple(map(str, range(max(classes, default=-1) + 1)))
+    numbers = tuple(map(str, range(max(max(classes, default=-1) + 1, len(run.labels) if run else 0))))
     labels = distinct_names(scenes.labels or numbers, options.path)
-    check_classes_of_masks(classes, labels, options.path, task, are_numbers=not scenes.labels)
+    check_classes_of_masks(classes, labels, options.path, task, are_numbers=not scenes.labels and run is None)
     _check_task(task, options.path, has_objects=bool(things))
-    if is_training:
+    if run is None:
         _check_learned(scenes, labels, learned, options.path)
     return labels, tuple(sorted(classes - things))
 
@@ -200,6 +202,20 @@ def _value_of_one(scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], options
 
 def _two_classes(scene: Scene, value: int) -> Scene:
     return dataclasses.replace(scene, segments=lambda size: two_classes(scene.segments(size), value))
+
+
+def _with_groups(scene: Scene, things: Sequence[int]) -> Scene:
+    """Return a scene whose pixels of a class that has objects, but of no object, are a crowd, as groups of Cityscapes.
+
+    things: the classes that have objects.
+    """
+
+    def segments(size: tuple[int, int]) -> Segments:
+        own = scene.segments(size)
+        groups = ~own.objects & np.isin(own.labels, things)
+        return own._replace(objects=own.objects | groups, crowds=own.crowds | groups)
+
+    return dataclasses.replace(scene, segments=segments)
 
 
 def _check_task(task: SegmentationTask, data: object, *, has_objects: bool) -> None:

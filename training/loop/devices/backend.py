@@ -28,10 +28,9 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
     "inspect_every": ((), "keras-vit inspect reads the finished run"),
     "profile_steps": ((), "TensorFlow's profiler does not see JAX"),
     "target": (("classes",), _OF_TENSORFLOW),
-    "teacher": ((), _OF_TENSORFLOW),
+    "distillation": (("soft", "hard"), _OF_TENSORFLOW),
     "patch_sizes": ((), _OF_TENSORFLOW),
     "patch_dropout": ((), _OF_TENSORFLOW),
-    "sharpness_radius": ((), _OF_TENSORFLOW),
 }
 # Packages by which JAX runs on GPUs, and the driver in Windows Subsystem for Linux.
 _JAX_WITH_CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
