@@ -35,6 +35,7 @@ CASES = {
     "muon": (MUON, Execution()),
     "remat": (ADAMW, Execution(remat=True)),
     "distilled": (ADAMW, Execution()),
+    "sharpness": (dataclasses.replace(ADAMW, sharpness_radius=0.2), Execution()),
 }
 
 

@@ -276,7 +276,6 @@ REFUSED = {
         "recipe": dataclasses.replace(RECIPES["digits"], teacher="large", distillation="features", label_smoothing=0.0)
     },
     "--patch-dropout": {"recipe": dataclasses.replace(RECIPES["digits"], patch_dropout=0.5)},
-    "--sharpness-radius": {"recipe": dataclasses.replace(RECIPES["digits"], sharpness_radius=0.1)},
 }
 
 

@@ -155,7 +155,12 @@ class JaxTrainer(Trainer):
                 losses, sums = self._objective.measure(images, labels, outputs, ops.ones(images.shape[:1]))
             return ops.sum(losses) / self._batch_size, (sums, [now[id(v)] for v in self._statistics])
 
-        gradients, (sums, statistics) = jax.grad(loss, has_aux=True)([values[id(v)] for v in variables])
+        gradients_at, weights = jax.grad(loss, has_aux=True), [values[id(v)] for v in variables]
+        gradients, (sums, statistics) = gradients_at(weights)
+        if self._sharpness_radius:  # uphill for the micro-batch of all devices, where `Trainer` has replicas
+            norm = ops.sqrt(sum(ops.sum(ops.square(g)) for g in gradients))
+            scale = self._sharpness_radius / (norm + 1e-12)
+            gradients, _ = gradients_at([w + scale * g for w, g in zip(weights, gradients, strict=True)])
         return gradients, sums, statistics
 
     def _outputs(self, values: dict, images) -> tuple:

@@ -31,7 +31,6 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
     "distillation": (("soft", "hard"), _OF_TENSORFLOW),
     "patch_sizes": ((), _OF_TENSORFLOW),
     "patch_dropout": ((), _OF_TENSORFLOW),
-    "sharpness_radius": ((), _OF_TENSORFLOW),
 }
 # Packages by which JAX runs on GPUs, and the driver in Windows Subsystem for Linux.
 _JAX_WITH_CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
