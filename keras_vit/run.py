@@ -340,7 +340,7 @@ class Run:
         if (file := self.file(TEMPERATURE)) is None:
             return 1.0
         advice = "repeat keras-vit evaluate --calibrate, or remove it"
-        with reading(file, "a temperature", KeyError, TypeError, advice=advice):
+        with reading(file, "a temperature", KeyError, TypeError, OverflowError, advice=advice):
             temperature = float(json.loads(file.read_text(encoding="utf-8"))["temperature"])
             if not 0.0 < temperature < math.inf:
                 raise ValueError(f"it is {temperature}")
