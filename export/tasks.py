@@ -22,7 +22,13 @@ from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.models.build import classifier_head, classifies
-from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
+from keras_vit.models.config import (
+    SEGMENT_THRESHOLD,
+    DetectionConfig,
+    LinearSegmentationConfig,
+    SegmentationConfig,
+    TaskConfig,
+)
 from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
@@ -381,12 +387,15 @@ def agreement_of_boxes(expected: np.ndarray, found: np.ndarray) -> float:
 def equal_pixels(expected: Outputs, found: Outputs) -> float:
     """Return the share of the pixels of an image with the same class; of masks, of the pixels that are in one.
 
-    The latter leaves out what is in neither mask, most of an image, which would hide small masks that differ.
+    The latter leaves out what is in neither mask, most of an image, which would hide small masks that differ. A likely
+    mask of another class has none of the pixels.
     """
     if "label_map" in expected:
         return float(np.mean(expected["label_map"] == found["label_map"]))
     if "masks" in expected:
         ours, theirs = expected["masks"].astype(bool), found["masks"].astype(bool)
+        is_other = (expected["classes"] != found["classes"]) & (expected["scores"] >= SEGMENT_THRESHOLD)
+        theirs = theirs & ~is_other[:, None, None]
         return 1.0 - float((ours != theirs).sum() / max((ours | theirs).sum(), 1))
     ours, theirs = (np.append(each["classes"], -1)[each["segment_map"].astype(int)] for each in (expected, found))
     return float(np.mean(ours == theirs))

@@ -121,6 +121,8 @@ def test_small_masks_and_scores_that_differ_are_not_kept():
     right = {"masks": mask, "classes": np.zeros(1, int), "scores": scores}
     with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
         measure(right, right | {"masks": np.roll(mask, 1, axis=1)}, exact=True)
+    with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
+        measure(right, right | {"classes": np.ones(1, int)}, exact=False)
     with pytest.raises(ParityError, match="The scores of the file differ from the model's by up to 0.2"):
         measure(right, right | {"scores": scores - 0.2}, exact=True)
 

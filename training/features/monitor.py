@@ -53,7 +53,7 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
 
 
 def _sentences(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str]:
-    verdict = "Alarm: these images differ" if drift.is_alarm else "No alarm: these images do not differ"
+    verdict = "Alarm: these images differ" if drift.is_alarm else "No alarm: these images do not differ significantly"
     expected, low, high = (100.0 * share for share in drift.accuracy)
     changes = [
         f"{names[label] if names else f'class {label}'} {then:.1%} before, {now:.1%} now"
