@@ -1,7 +1,9 @@
 """The nearest of stored features: as scikit-learn finds them, by a graph, and the commands similar and search."""
 
 import csv
+import json
 import pathlib
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -36,6 +38,8 @@ def test_of_equal_neighbors_the_first_comes_first_and_a_row_of_zeros_is_like_non
     cosines, rows = nearest_rows([values[:2], values[2:]], values[1:2], 4)
     assert rows.tolist() == [[1, 2, 0, 3]]
     assert cosines.tolist() == [[1.0, 1.0, 0.0, 0.0]]
+    copies = np.eye(2, dtype=np.float32)[np.arange(1000) % 2]
+    assert nearest_rows([copies], copies[:1], 3)[1].tolist() == [[0, 2, 4]]
 
 
 @pytest.fixture(name="place", scope="module")
@@ -87,6 +91,11 @@ def test_another_model_and_other_paths_are_one_sentence(tmp_path):
         similar.main(["--index", "features", "data/ant", "--output", "x.txt"])
     with pytest.raises(UserError, match="asked for are the features joint"):
         search.main(["an ant", "--index", "features"])
+    shutil.copytree("features", tmp_path / "cached")
+    description = json.loads((tmp_path / "cached" / "features.json").read_text())
+    (tmp_path / "cached" / "features.json").write_text(json.dumps({**description, "settings": {}}))  # as in the cache
+    with pytest.raises(UserError, match="asked for .* of other.keras"):
+        similar.main(["--index", str(tmp_path / "cached"), "--run", "other.keras", "data/ant"])
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     with pytest.raises(UserError, match="None of the images could be read"):
         similar.main(["--index", "features", str(tmp_path / "broken.png")])

@@ -46,12 +46,12 @@ def test_defects_are_found_and_located_and_the_saved_model_says_the_same(tmp_pat
     model = randomize(keras_vit.build(BACKBONE, image_size=SIZE, channels=1, num_classes=3))
     model.save(tmp_path / "backbone.keras")
     run = str(tmp_path / "run")
-    options = ["--data", f"folder:{tmp_path / 'good'}", "--workdir", run]
+    options = ["--data", f"folder:{tmp_path / 'good'}", "--workdir", run, "--false-alarms", "0.004"]
     anomaly.main(["fit", "--run", str(tmp_path / "backbone.keras"), *options])
     facts = json.loads((tmp_path / "run" / "anomaly.json").read_text())
     assert facts["good_pictures"] == 16
     assert facts["patches_in_memory"] == round(0.1 * 16 * 48)
-    capsys.readouterr()
+    assert "4 held-out parts are too few for 0.4% false alarms" in capsys.readouterr().out
     for name in ("page.html", "table.csv"):
         anomaly.main(["predict", "--run", run, str(tmp_path / "bad"), "--output", str(tmp_path / name)])
     assert capsys.readouterr().out.count(" defect ") == 12

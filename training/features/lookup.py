@@ -67,14 +67,14 @@ def search(index: FeatureIndex, options: SearchOptions) -> str:
 
 def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
     settings, name = index.description.settings, options.run or index.description.model
-    size = settings["image_size"]
-    return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
+    size = settings.get("image_size")
+    return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings.get("num_heads"))
 
 
 def _extractor(index: FeatureIndex, run: Run, features: IndexKind | None = None) -> Extractor:
     """Return the extractor of the features of an index. Raises UserError if the model, or the kind, is another one."""
     preprocessing = run.preprocessing
-    if (resize := index.description.settings["resize"]) is not None:
+    if (resize := index.description.settings.get("resize")) is not None:
         preprocessing = preprocessing.with_resize(resize, None)
     extractor = open_extractor(run.model, preprocessing, features or index.description.features, _BATCH)
     check_same_model(index, extractor.fingerprint, extractor.features, run.name)
@@ -191,6 +191,9 @@ def _largest(queries: np.ndarray, chunk: np.ndarray, count: int) -> tuple[np.nda
     if scores.shape[1] <= count:
         return scores, np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     places = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+    least = np.take_along_axis(scores, places, 1).min(axis=1, keepdims=True)
+    for row in np.flatnonzero(np.count_nonzero(scores >= least, axis=1) > count):  # any of equal ones were taken
+        places[row] = np.argsort(-scores[row], kind="stable")[:count]
     return np.take_along_axis(scores, places, 1), places
 
 

@@ -116,8 +116,8 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     )
     if len(held_out) + 1 < 1.0 / options.false_alarms:
         print(
-            f"{len(held_out)} held-out parts are too few for {options.false_alarms:.0%} false alarms: the threshold is "
-            "their largest score; add images of good parts."
+            f"{len(held_out)} held-out parts are too few for {100.0 * options.false_alarms:g}% false alarms: the "
+            "threshold is their largest score; add images of good parts."
         )
     return detector
 
