@@ -318,7 +318,7 @@ class Segmentation(Task):
 
     def measure(self, artifact: str, expected: Reference, found: Sequence[Outputs], *, exact: bool) -> Measures:
         pairs = list(zip(expected.outputs, found, strict=True))
-        share = float(np.mean([equal_pixels(*pair, 0.0 if exact else SEGMENT_THRESHOLD) for pair in pairs]))
+        share = float(np.mean([equal_pixels(*pair) for pair in pairs]))
         least = _LEAST_EQUAL if exact else _LEAST_ROUNDED
         if not share >= least:
             raise ParityError(
@@ -390,11 +390,11 @@ def agreement_of_boxes(expected: np.ndarray, found: np.ndarray) -> float:
     return float(np.mean(same & (np.asarray(ious) >= _SAME_BOX)))
 
 
-def equal_pixels(expected: Outputs, found: Outputs, least_score: float = 0.0) -> float:
+def equal_pixels(expected: Outputs, found: Outputs) -> float:
     """Return the share of the pixels of an image with the same class; of masks, of the pixels that are in one.
 
-    The latter leaves out what is in neither mask, most of an image, which would hide small masks that differ. A mask of
-    another class differs, if the model gives it this score: lower precision changes classes that are unlikely.
+    The latter leaves out what is in neither mask, most of an image, which would hide small masks that differ. A likely
+    mask of another class has none of the pixels.
     """
     if "label_map" in expected:
         return float(np.mean(expected["label_map"] == found["label_map"]))
@@ -402,8 +402,8 @@ def equal_pixels(expected: Outputs, found: Outputs, least_score: float = 0.0) ->
         ours, theirs = expected["masks"].astype(bool), found["masks"].astype(bool)
         if ours.shape != theirs.shape:  # more or fewer masks than the model's
             return 0.0
-        renamed = (expected["classes"] != found["classes"]) & (expected["scores"] >= least_score)
-        either = ours | theirs
-        return 1.0 - float(((ours != theirs) | either & renamed[:, None, None]).sum() / max(either.sum(), 1))
+        is_other = (expected["classes"] != found["classes"]) & (expected["scores"] >= SEGMENT_THRESHOLD)
+        theirs = theirs & ~is_other[:, None, None]
+        return 1.0 - float((ours != theirs).sum() / max((ours | theirs).sum(), 1))
     ours, theirs = (np.append(each["classes"], -1)[each["segment_map"].astype(int)] for each in (expected, found))
     return float(np.mean(ours == theirs))

@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_vit.errors import reading
 from keras_vit.files.atomic import write_text
+from keras_vit.files.documents import read_bytes
 from keras_vit.files.remote import to_path
 
 PROMISE = "promise.json"
@@ -91,7 +92,7 @@ def read_promise(path: str | os.PathLike) -> Promise:
     with reading(
         path, "a promise", KeyError, TypeError, AttributeError, advice="repeat keras-vit evaluate --max-error"
     ):
-        fields = json.loads(to_path(path).read_text(encoding="utf-8"))
+        fields = json.loads(read_bytes(to_path(path)))
         promise = Promise(**{**fields, "listed_from": tuple(map(float, fields["listed_from"]))})
         thresholds = (promise.answer_from, promise.temperature, *promise.listed_from)
         if not all(isinstance(value, int | float) and np.isfinite(value) for value in thresholds):

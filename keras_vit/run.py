@@ -26,6 +26,7 @@ from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_check
 from keras_vit.checkpoints.find import check_name, find_checkpoint
 from keras_vit.errors import UserError, explained, reading, refuse_first
 from keras_vit.files.atomic import LOCK, atomic_write, is_temporary, remove_temporary, write_text
+from keras_vit.files.documents import read_bytes
 from keras_vit.files.keras_model import MODEL, find, is_keras_model
 from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
 from keras_vit.files.labels import LABELS, check_classes, check_number, labels_text, read_labels
@@ -340,8 +341,8 @@ class Run:
         if (file := self.file(TEMPERATURE)) is None:
             return 1.0
         advice = "repeat keras-vit evaluate --calibrate, or remove it"
-        with reading(file, "a temperature", KeyError, TypeError, advice=advice):
-            temperature = float(json.loads(file.read_text(encoding="utf-8"))["temperature"])
+        with reading(file, "a temperature", KeyError, TypeError, OverflowError, advice=advice):
+            temperature = float(json.loads(read_bytes(file))["temperature"])
             if not 0.0 < temperature < math.inf:
                 raise ValueError(f"it is {temperature}")
         return temperature
@@ -388,7 +389,7 @@ class Run:
             return {}
         advice = "copy it again, since it says how the model was trained, or choose another directory"
         with reading(file, "the settings of a run", advice=advice):
-            config = json.loads(file.read_text(encoding="utf-8"))
+            config = json.loads(read_bytes(file))
             if not isinstance(config, dict):
                 raise ValueError("it is no object of JSON")
         return config
@@ -409,8 +410,8 @@ class Run:
         """Return the metrics of each evaluation, in order; empty without a file. Raises UserError if it is damaged."""
         if (file := self.file(METRICS)) is None:
             return []
-        with reading(file, "lines of JSON", advice="copy it again, or remove it"):
-            return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        with reading(file, "lines of JSON", TypeError, advice="copy it again, or remove it"):
+            return [dict(json.loads(line)) for line in read_bytes(file).splitlines()]
 
     @property
     def is_finished(self) -> bool:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import re
 import shlex
 import shutil
 
@@ -53,8 +54,10 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_images_are_shown(image
     assert printed.count("is kept for evaluation") == 1  # the images are looked at once
     assert printed.count("40 images in 20 groups") == 1
     assert "Whole images (--resize pad): on 36 training images" in printed
-    assert "5-fold cross-validation on all images: accuracy " in printed
+    [measured] = re.findall(r"5-fold cross-validation on all images: accuracy .*", printed)
     run = Run.open(workdir)
+    assert measured in (run.directory / "linear_probe.md").read_text()
+    assert json.loads((run.directory / "linear_probe.json").read_text())["resize"] == "pad"
     assert run.preprocessing.resize == "pad"
     assert run.labels == ("left", "right")
     assert (run.directory / "evaluation.md").is_file()

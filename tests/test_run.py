@@ -56,6 +56,24 @@ def test_a_published_checkpoint_is_no_run_and_an_export_beside_a_model_changes_n
         assert opened.settings == {"command": "finetune"}
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("labels.txt", lambda run: run.labels),
+        ("config.json", lambda run: run.config),
+        ("metrics.jsonl", Run.metrics),
+        ("temperature.json", lambda run: run.temperature),
+        ("promise.json", lambda run: run.promise),
+    ],
+)
+def test_a_file_of_a_run_is_not_read_if_it_is_larger_than_any_of_its_kind(name, read, tmp_path):
+    (tmp_path / "model.keras").touch()
+    with open(tmp_path / name, "wb") as stream:
+        stream.truncate(2**36)
+    with pytest.raises(UserError, match=f"{name} cannot be read as .* more than 16,777,216 bytes"):
+        read(Run.at(tmp_path))
+
+
 def test_a_second_process_is_refused_with_the_name_of_the_first(held, short_lock_wait):
     run, process = held
     words = f"Another process, {process.pid} on {socket.gethostname()}, writes into {run}; wait until it ends, or give"

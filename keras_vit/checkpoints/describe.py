@@ -15,7 +15,7 @@ from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.checkpoints.positions import known_image_size
 from keras_vit.errors import UserError
 from keras_vit.files.keras_model import is_keras_model, load_model
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import first_bytes, is_remote, to_path
 from keras_vit.files.safetensors import folder_of
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
@@ -28,7 +28,8 @@ _SIZES = {
     ResNetConfig: ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads"),
 }
 
-
+# Bytes of a model card whose front matter is read.
+_LONGEST_FRONT = 2**16
 _BUCKET = r"(gs://|https://storage\.googleapis\.com/)"
 # The repositories that publish the official checkpoints, by their names and addresses.
 _REPOSITORIES = {
@@ -235,6 +236,6 @@ def license_of(checkpoint: str | os.PathLike) -> str | None:
     card = folder_of(path) / "README.md"
     if not (path.is_dir() or path.name in IN_FOLDER) or not card.is_file():
         return None
-    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    front = re.match(r"---\n(.*?)\n---", first_bytes(card, _LONGEST_FRONT).decode("utf-8", "replace"), re.DOTALL)
     stated = front and re.search(r"^license: *([\w.+-]+) *$", front[1], re.MULTILINE)
     return stated[1] if stated else None

@@ -33,11 +33,16 @@ def read_text(file: pathlib.Path, largest: int = LARGEST_SMALL) -> str:
     with reading(file, "text in UTF-8", OSError, advice="save it as such, or correct the path"):
         if not stat.S_ISREG(file.stat().st_mode):
             raise ValueError("it is not a regular file")
-        with file.open("rb") as stream:
-            data = stream.read(largest + 1)
-        if len(data) > largest:
-            raise ValueError(f"it has more than {largest:,} bytes")
-        return data.decode("utf-8-sig")
+        return read_bytes(file, largest).decode("utf-8-sig")
+
+
+def read_bytes(file: pathlib.Path, largest: int = 2**24) -> bytes:
+    """Return the content of a file of at most `largest` bytes. Raises ValueError for a larger one."""
+    with file.open("rb") as stream:
+        data = stream.read(largest + 1)
+    if len(data) > largest:
+        raise ValueError(f"it has more than {largest:,} bytes")
+    return data
 
 
 def read_json(file: pathlib.Path, largest: int = LARGEST_SMALL) -> Any:

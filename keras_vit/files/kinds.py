@@ -45,7 +45,7 @@ _OTHERS = {
 def kind_of(path: pathlib.Path) -> Kind:
     """Return the kind of a file. One in a bucket is not opened for it."""
     named = _BY_NAME.get(path.suffix, "unknown")
-    if is_remote(path):
+    if is_remote(path) or not path.is_file():  # to open a pipe would wait for its writer
         return named
     try:
         start = first_bytes(path, _FIRST_BYTES)
@@ -75,6 +75,8 @@ def readable_kind(path: pathlib.Path) -> Kind:
 def _why_unreadable(path: pathlib.Path, kind: Kind) -> str:
     """Return a sentence with the way out; empty for what is read here."""
     name = path.name
+    if not is_remote(path) and path.exists() and not (path.is_file() or path.is_dir()):
+        return f"{name} is a pipe or device; save what it gives to a file, and give that."
     if name in ("tf_model.h5", "flax_model.msgpack"):
         return (
             f"{name} is not read; convert its folder with transformers 4: AutoModelForImageClassification."

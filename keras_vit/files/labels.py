@@ -6,15 +6,19 @@ import unicodedata
 from collections.abc import Sequence
 
 from keras_vit.errors import UserError, reading
+from keras_vit.files.documents import read_bytes
 from keras_vit.files.remote import to_path
 
 # Name of the file in run directories, SavedModels and TFLite files.
 LABELS = "labels.txt"
+_KIND, _ADVICE = "UTF-8 text with a class in each line", "save it as such"
 
 
 def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
     """Read the class names of a text file."""
-    return parse_labels(to_path(path).read_bytes(), path)
+    with reading(path, _KIND, advice=_ADVICE):
+        data = read_bytes(to_path(path))
+    return parse_labels(data, path)
 
 
 def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
@@ -23,7 +27,7 @@ def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
     Lines end with a line feed, optionally preceded by a carriage return (Windows). Everything else belongs to the name.
     `path` is for the error message.
     """
-    with reading(path, "UTF-8 text with a class in each line", advice="save it as such"):
+    with reading(path, _KIND, advice=_ADVICE):
         text = data.decode("utf-8-sig")
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
 

@@ -60,7 +60,13 @@ def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
             readable_kind(max(others, key=lambda path: path.stat().st_size))
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         raise UserError(f"The folder {name!r} should hold model.safetensors, but has {names}.")
-    return {key: array for file in files for key, array in open_safetensors(file).items()}
+    arrays: dict[str, LazyArray] = {}
+    for file in files:
+        own = open_safetensors(file)
+        if twice := sorted(arrays.keys() & own.keys()):
+            raise UserError(f"Two shards in the folder {name!r} hold the array {twice[0]!r}; download them again.")
+        arrays |= own
+    return arrays
 
 
 def read_json(path: pathlib.Path) -> dict:

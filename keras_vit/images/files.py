@@ -46,11 +46,11 @@ def decode(
 ) -> Image:
     """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
-    Pixels are those of training. In the name, bytes that are not UTF-8 become "?". preprocessing: of the model that
+    Pixels are those of training. In the name, bytes that are not UTF-8 are escaped. preprocessing: of the model that
     sees the image; it says how JPEGs are decoded, and whether the image is turned by its EXIF orientation, as it is
     without.
     """
-    name = name.encode("utf-8", "replace").decode("utf-8")  # no report could hold them
+    name = os.fsencode(name).decode(errors="backslashreplace")  # no report could hold them
     accurate = preprocessing is None or preprocessing.library != "tensorflow"
     upright = preprocessing is None or preprocessing.exif_orientation
     return Image(name, decode_file(data, name, accurate=accurate, upright=upright, most_pixels=most_pixels), label)

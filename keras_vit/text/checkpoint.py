@@ -19,7 +19,7 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import open_arrays, unstack_scan
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats import jax, keras_hub, kmodels, open_clip
-from keras_vit.checkpoints.formats.file_config import Sizes, number, part
+from keras_vit.checkpoints.formats.file_config import Sizes, check_field, number, part
 from keras_vit.checkpoints.formats.transformers import clip
 from keras_vit.checkpoints.formats.transformers.config_json import gelu_of
 from keras_vit.checkpoints.infer_config import count, refuse_contradictions
@@ -339,6 +339,9 @@ def _text_config(weights: Mapping[str, Weight], layout: TextLayout, content: dic
     query = f"{_FIRST}MultiHeadDotProductAttention_1/query/kernel"
     shape = functools.partial(shape_of, weights, layout.rules)
     (vocab_size, hidden_size), _ = shape("embedding/tokens", 2), shape(query, 2)
+    settings = layout.read_config(content)
+    has_heads = settings.get("num_heads", 1) is not None
+    check_field(has_heads, "num_heads", "the number of heads of the text tower", None, str(layout.config_file))
     config = TextConfig(
         **{
             "vocab_size": vocab_size,
@@ -348,7 +351,7 @@ def _text_config(weights: Mapping[str, Weight], layout: TextLayout, content: dic
             "mlp_dim": shape(f"{_FIRST}MlpBlock_3/Dense_0/kernel", 2)[1],
             "output_size": shape("head/kernel", 2)[1],
             "num_heads": heads_in(query, weights[query]) or 1,  # of flax alone
-            **layout.read_config(content),
+            **settings,
         }
     )
     fields = _text_fields(content)

@@ -43,13 +43,15 @@ def test_a_segmentation_of_kmodels_needs_its_config_and_its_heads(unpacked, tmp_
         keras_vit.from_checkpoint(tmp_path / "x.weights.h5", num_heads=3)
 
 
-def test_the_text_tower_and_the_scale_of_siglip_2(unpacked):
+def test_the_text_tower_and_the_scale_of_siglip_2(unpacked, tmp_path):
     recorded, folder = golden("km_siglip2"), unpacked("km_siglip2")
     images = outputs(loaded(folder), recorded["images"])
     texts = outputs(keras_vit.text_tower(folder), recorded["token_ids"].astype(np.int32))
     text = keras_vit.text.checkpoint.open_text(folder)
     found = text.scale * (images / np.linalg.norm(images, axis=1, keepdims=True)) @ texts.T + text.bias
     np.testing.assert_allclose(found, recorded["logits"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="should give 'num_heads' as the number of heads of the text tower"):
+        keras_vit.text_tower(changed_folder(folder, tmp_path / "x", file="zm_config.json", text_config={}))
 
 
 def test_a_file_without_its_config_needs_the_number_of_heads(unpacked, tmp_path):

@@ -52,7 +52,9 @@ def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_pat
     assert Run(str(tmp_path / "ViT-B_16.npz")).temperature == 1.0
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"temperature": 0.0}', '{"temperature": NaN}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"temperature": 0.0}', '{"temperature": NaN}', f'{{"temperature": 1{"0" * 400}}}']
+)
 def test_a_damaged_temperature_is_refused(tmp_path, content):
     (tmp_path / "temperature.json").write_text(content)
     with pytest.raises(UserError, match="temperature.json cannot be read as a temperature"):

@@ -48,10 +48,10 @@ def _label(name: str, **features) -> int:
 def test_labels_are_those_of_vtabs_code():
     assert _label("clevr-count", objects={"size": tf.zeros(3)}) == 0
     assert _label("clevr-count", objects={"size": tf.zeros(10)}) == 7
-    for distance, label in ((7.0, 0), (8.2, 1), (9.9, 4), (30.0, 5)):
+    for distance, label in ((7.9, 0), (8.1, 1), (8.6, 2), (9.1, 3), (9.6, 4), (9.9, 4), (10.1, 5)):
         coordinates = tf.constant([[0.0, 0.0, 50.0], [1.0, 2.0, distance]])
         assert _label("clevr-distance", objects={"pixel_coords": coordinates}) == label
-    for distance, kind, label in ((5.0, 0, 0), (8.5, 2, 1), (70.0, 1, 2), (5.0, 3, 3)):
+    for distance, kind, label in ((7.9, 0, 0), (8.1, 2, 1), (19.9, 1, 1), (20.1, 1, 2), (5.0, 3, 3)):
         objects = {"location": tf.constant([[0.0, 0.0, distance], [0.0, 0.0, 1.0]]), "type": tf.constant([kind, 7])}
         assert _label("kitti-distance", objects=objects) == label
     assert [_label("dsprites-location", label_x_position=tf.constant(k)) for k in (0, 1, 2, 31)] == [0, 0, 1, 15]

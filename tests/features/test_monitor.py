@@ -70,6 +70,17 @@ def test_images_of_the_same_kind_raise_an_alarm_in_one_window_of_a_hundred(windo
     assert np.mean(np.abs(gaps)) < 0.03
 
 
+def test_wide_features_of_few_images_of_the_same_kind_raise_no_alarm():
+    rng = np.random.default_rng(5)
+    values = (rng.normal(size=(160, 384)) * np.arange(1, 385) ** -0.3).astype(np.float32)
+    probabilities = rng.dirichlet(np.ones(3), 160)
+    summary = summarize(values[:80], probabilities[:80], probabilities[:80].argmax(axis=1))
+    drift = compare(summary, values[80:], probabilities[80:])
+    assert drift.p_value > 0.05
+    lengths = np.linalg.norm(values - values[:80].mean(axis=0), axis=1)
+    np.testing.assert_allclose(np.linalg.norm(summary.project(values), axis=1).mean(), lengths.mean(), rtol=0.1)
+
+
 def test_a_model_that_is_sure_of_one_class_is_expected_to_be_wrong():
     rng = np.random.default_rng(4)
     summary = summarize(*made(rng, 300))
@@ -153,10 +164,17 @@ def test_saved_features_are_compared_with_the_summary_beside_an_export(run, tmp_
     arrays = {"features": inside["pre_logits"], "probabilities": scipy.special.softmax(inside["logits"], axis=-1)}
     np.savez(tmp_path / "today.npz", **arrays)
     monitor.main(["--run", str(version), str(tmp_path / "today.npz")])
-    assert "No alarm" in capsys.readouterr().out
-    np.savez(tmp_path / "wrong.npz", **arrays | {"features": arrays["features"] + np.nan})
-    with pytest.raises(UserError, match="wrong.npz must have .*finite numbers of"):
-        monitor.main(["--run", str(version), str(tmp_path / "wrong.npz")])
+    assert "No alarm: these images do not differ significantly from" in capsys.readouterr().out
+    wrong = (
+        {"features": arrays["features"] + np.nan},
+        {"probabilities": inside["logits"]},
+        {"probabilities": np.ones((50, 1))},  # of another model
+        {name: array[:0] for name, array in arrays.items()},
+    )
+    for change in wrong:
+        np.savez(tmp_path / "wrong.npz", **arrays | change)
+        with pytest.raises(UserError, match=r"wrong.npz must have .*probabilities \(n, K\), finite numbers of"):
+            monitor.main(["--run", str(version), str(tmp_path / "wrong.npz")])
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 import shutil
 import zipfile
@@ -50,6 +51,7 @@ def hdf5(path: pathlib.Path) -> None:
 
 
 REFUSED = {
+    "a pipe": (os.mkfifo, "{} is a pipe or device; save what it gives"),
     "a pickle": (torch_zip, "is a pickle, .*torch.load.'{}', weights_only=True.*'state_dict', 'model'"),
     "an old pickle": (lambda path: path.write_bytes(b"\x80\x02}q\x00."), "is a pickle"),
     "a pointer": (
@@ -118,6 +120,9 @@ def test_an_index_a_shard_and_shards_without_their_index_are_the_folder(tmp_path
     assert_same(files[1], FIXTURES / "hf_vit")
     index.rename(tmp_path / "away")
     assert_same(tmp_path, FIXTURES / "hf_vit")
+    shutil.copy(files[0], files[1])
+    with pytest.raises(UserError, match="Two shards in the folder .* hold the array"):
+        keras_vit.from_checkpoint(tmp_path)
     files[0].unlink()
     with pytest.raises(UserError, match="holds 1 of the 2 shards of a model"):
         keras_vit.from_checkpoint(files[1])

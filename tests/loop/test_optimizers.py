@@ -31,14 +31,15 @@ def test_the_summed_gradient_is_clipped_by_its_global_norm_where_it_is_longer(cl
         np.testing.assert_allclose(new, old - 0.5 * gradient * min(1.0, clip_norm / norm), atol=1e-6)
 
 
-def test_decay_is_of_kernels_alone_and_times_the_learning_rate():
+def test_decay_is_of_kernels_alone_and_times_the_learning_rate_of_the_layer():
     model, gradients = model_and_gradients()
     before = model.get_weights()
-    optimizer = make_optimizer("adamw", model, 0.01, clip_norm=None, weight_decay=0.2)
+    optimizer = make_optimizer("adamw", model, 0.01, clip_norm=None, weight_decay=0.2, layer_decay=0.5)
     optimizer.apply([0 * g for g in gradients], model.trainable_variables)
+    multipliers = layer_lr_multipliers(model, 0.5)
     for variable, old in zip(model.trainable_variables, before, strict=True):
-        expected = old * (1 - 0.01 * 0.2) if variable.name == "kernel" else old
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, err_msg=variable.path)
+        expected = old * (1 - multipliers[variable.path] * 0.01 * 0.2) if variable.name == "kernel" else old
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=2e-7, err_msg=variable.path)
 
 
 def test_each_layer_learns_a_share_of_what_the_next_one_does():

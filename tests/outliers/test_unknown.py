@@ -66,6 +66,13 @@ def test_all_scores_tell_far_images_and_knn_is_that_of_scikit_learn():
         if kind == "knn":
             neighbors = NearestNeighbors(n_neighbors=5, metric="cosine").fit(train.features)
             np.testing.assert_allclose(known, neighbors.kneighbors(evaluation.features)[0][:, -1], atol=1e-5)
+        if kind == "combined":
+            parts = [fit_score(part, train, 0) for part in ("energy", "mahalanobis")]
+            found = [
+                (p.score(train.features, train.logits), p.score(evaluation.features, evaluation.logits)) for p in parts
+            ]
+            standardized = sum((np.asarray(new) - np.mean(own)) / np.std(own) for own, new in found)
+            np.testing.assert_allclose(known, standardized, rtol=1e-3, atol=1e-3)
         if kind == "mahalanobis":
             centers = np.stack([train.features[train.labels == k].mean(axis=0) for k in range(4)])
             covariance = ledoit_wolf(train.features - centers[train.labels], assume_centered=True)[0]

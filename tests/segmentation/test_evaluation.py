@@ -12,10 +12,12 @@ from keras_vit.models.config import SEGMENT_THRESHOLD
 from keras_vit.models.segmentation import segment_outputs
 from tests.segmentation.oracle import Oracle, found_of, oracle, segments_of, split_of
 from tests.segmentation.shapes import scene
+from tests.support import randomize
 from training.data.annotations.masks import NONE, UNCOUNTED
 from training.options.dense import SegmentPredictOptions
+from training.segmentation import segmenter as module
 from training.segmentation.evaluation import color_of, evaluate, overlay, write_report
-from training.segmentation.segmenter import class_map
+from training.segmentation.segmenter import Segmenter, class_map
 
 
 def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tmp_path):
@@ -98,6 +100,22 @@ def test_a_padded_image_is_seen_without_its_padding():
     outputs = {"class_logits": np.array([[[9.0, 0, 0], [0, 9.0, 0]]], np.float32), "mask_logits": masks}
     found = segment_outputs(outputs, SegmentationConfig(2), preprocessing, (10, 20))["label_map"]
     assert not np.asarray(found).any()
+
+
+def test_objects_are_the_same_however_many_maps_are_made_at_a_time(monkeypatch):
+    model = randomize(oracle("instance", []).model)
+    segmenter = Segmenter("model", model, ("a", "b"), keras_vit.task_of(model))
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 3), np.uint8)
+    whole = segmenter.segment(pixels, 0.0)
+    assert len(whole.labels) > 1
+    calls, made = [], segment_outputs
+    monkeypatch.setattr(module, "segment_outputs", lambda *args, **more: calls.append(1) or made(*args, **more))
+    monkeypatch.setattr(module, "_MOST_VALUES", 1)
+    parts = segmenter.segment(pixels, 0.0)
+    assert len(calls) == 2
+    np.testing.assert_array_equal(parts.labels, whole.labels)
+    np.testing.assert_array_equal(parts.masks, whole.masks)
+    np.testing.assert_allclose(parts.scores, whole.scores, rtol=1e-5)
 
 
 def test_colors_are_told_apart_and_none_stays_as_it_is():

@@ -33,7 +33,6 @@ from training.prediction.classifier import (
     Classifier,
     Prediction,
     ReadFile,
-    as_utf8,
     classified,
     open_classifier,
     try_to_read,
@@ -141,7 +140,7 @@ def _read(file, contents: dict, classifier: Classifier) -> ReadFile:
     try:
         return file, decode(contents[file].result(), file.name, preprocessing=preprocessing), None
     except (UserError, OSError) as error:
-        return file, None, as_utf8(str(error))
+        return file, None, shown(str(error))
 
 
 def _write_predictions(output: str, element: tuple[str, int, list[Prediction]]) -> None:

@@ -21,7 +21,8 @@ from keras_vit.errors import reading
 from keras_vit.files.npz import read_npz, write_npz
 from training.evaluation.intervals import of_draws
 
-# Directions of the features, and images, that the summary keeps.
+# Directions of the features, and images, that the summary keeps. The directions are random: along those of the largest
+# variance the images of the summary would lie further apart than new ones of the same kind.
 _DIRECTIONS, _MOST_KEPT = 64, 1000
 # New images of one test at most, and permutations.
 _MOST_TESTED, _PERMUTATIONS = 1000, 999
@@ -37,7 +38,7 @@ class Summary:
     mean: np.ndarray
     """(D,) of the features."""
     directions: np.ndarray
-    """(D, d) of their largest variance."""
+    """(D, d) orthogonal and random, so long that distances along them are those of the features on average."""
     features: np.ndarray
     """(n, d) float16 along these, less the mean."""
     entropy: np.ndarray
@@ -83,12 +84,13 @@ def _entropy(probabilities: np.ndarray) -> np.ndarray:
 
 def summarize(values: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, model_checksum: int = 0) -> Summary:
     """Return the summary of images from features (n, D), probabilities (n, K) and labels (n,)."""
-    mean = values.mean(axis=0)
-    _, _, directions = np.linalg.svd(values - mean, full_matrices=False)
+    mean, width = values.mean(axis=0), values.shape[1]
+    count = min(width, _DIRECTIONS)
+    directions = np.linalg.qr(np.random.default_rng(0).normal(size=(width, count)))[0] * np.sqrt(width / count)
     rows = np.arange(len(values))
     if len(rows) > _MOST_KEPT:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), _MOST_KEPT, replace=False))
-    directions, predicted = directions[:_DIRECTIONS].T.astype(np.float32), probabilities.argmax(axis=1)
+    directions, predicted = directions.astype(np.float32), probabilities.argmax(axis=1)
     return Summary(
         mean.astype(np.float32),
         directions,

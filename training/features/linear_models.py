@@ -378,12 +378,13 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
         "converged": str(results["converged"]).lower(),
     }
     row |= {} if options.attentive is None else {"attentive probe": f"{results['attentive']:.1%}"}
-    write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
+    sentences = []
     if options.folds is not None:
         measured = results["cross_validation"]
         mean, (low, high) = measured["mean"], measured["interval"]
         interval = f"95% interval {100 * low:.1f} to {high:.1%}"
-        print(f"{options.folds}-fold cross-validation on all images: accuracy {mean:.1%} ({interval}).")
+        sentences = [f"{options.folds}-fold cross-validation on all images: accuracy {mean:.1%} ({interval})."]
+    write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results}, sentences)
     if options.workdir is not None or options.folds is not None:
         note_split(None if options.workdir is None else Run.at(options.workdir), source, run, every)
     return results

@@ -33,7 +33,7 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
     if not options.images:
         return False
     if options.saved_features:
-        values, probabilities = _saved(options.images[0], len(summary.mean))
+        values, probabilities = _saved(options.images[0], summary, len(run.labels))
     else:
         part, values, probabilities = _outputs(run, listing_of_files(files), NO_SPLIT, options.batch_size)
         names += part.paths
@@ -53,7 +53,7 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
 
 
 def _sentences(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str]:
-    verdict = "Alarm: these images differ" if drift.is_alarm else "No alarm: these images do not differ"
+    verdict = "Alarm: these images differ" if drift.is_alarm else "No alarm: these images do not differ significantly"
     expected, low, high = (100.0 * share for share in drift.accuracy)
     changes = [
         f"{names[label] if names else f'class {label}'} {then:.1%} before, {now:.1%} now"
@@ -114,14 +114,23 @@ def _outputs(run: Run, listing: Listing, split: str, batch_size: int) -> tuple[P
     return part, values, dataclasses.replace(run.scoring(), promise=None).probabilities(logits)
 
 
-def _saved(path: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features (n, D) and probabilities (n, K) that a program saved from a served model."""
-    arrays = read_npz(path)
+def _saved(path: str, summary: Summary, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features (n, D) and probabilities (n, K) that a program saved from a served model.
+
+    num_labels: classes of the model; 0 if nothing names them.
+    """
+    arrays, width = read_npz(path), len(summary.mean)
+    num_classes = num_labels or 1 + int(summary.predicted.max(initial=0))
     both = [arrays[name] for name in ("features", "probabilities") if name in arrays]
     are_right = all(array.ndim == 2 and array.dtype.kind == "f" and np.isfinite(array).all() for array in both)
-    if len(both) < 2 or not are_right or len(both[0]) != len(both[1]) or both[0].shape[1] != width:
-        raise UserError(
-            f"{path} must have the arrays features (n, {width}) and probabilities (n, K), finite numbers of the same "
-            "images."
-        )
-    return both[0].astype(np.float32), both[1].astype(np.float64)
+    are_right = are_right and len(both) == 2 and len(both[0]) == len(both[1]) > 0 and both[0].shape[1] == width
+    if are_right:
+        probabilities = both[1].astype(np.float64)
+        count = probabilities.shape[1]
+        sums_to_1 = bool(np.all(probabilities >= 0.0) and np.allclose(probabilities.sum(axis=1), 1.0, atol=0.01))
+        if sums_to_1 and (count == num_classes or (not num_labels and count > num_classes)):
+            return both[0].astype(np.float32), probabilities
+    raise UserError(
+        f"{path} must have the arrays features (n, {width}) and probabilities (n, {num_labels or 'K'}), finite numbers "
+        "of the same images, with probabilities that sum to 1 for each; are they those of another model, or logits?"
+    )

@@ -159,11 +159,17 @@ def computed_features(model: keras.Model, split: Split, num_classes: int, batch_
 
 
 def write_report(
-    name: str, title: str, options: FeatureOptions, features: FeatureSet, rows: Sequence[dict[str, str]], numbers: dict
+    name: str,
+    title: str,
+    options: FeatureOptions,
+    features: FeatureSet,
+    rows: Sequence[dict[str, str]],
+    numbers: dict,
+    sentences: Sequence[str] = (),
 ) -> None:
     """Write NAME.json, with these numbers and what was measured on what, and NAME.md, and print the table.
 
-    rows: of the table, texts by the name of their column.
+    rows: of the table, texts by the name of their column. sentences: after it.
     """
     random = " with random weights" if options.random_weights else ""
     train, evaluation = features.train, features.evaluation
@@ -176,6 +182,7 @@ def write_report(
         "training_images": len(train.labels),
         "evaluation_images": len(evaluation.labels),
         "crop_from": options.crop_from,
+        "resize": options.resize,
         **numbers,
     }
     sentence = (
@@ -186,9 +193,9 @@ def write_report(
     where = f"{short_name(options.run)}{random} on {short_name(options.source.data)}"
     with staged(features.output) as stage:
         (stage / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        page = f"# {title}: {where}\n\n{sentence}.\n\n{table}\n"
+        page = "\n\n".join([f"# {title}: {where}", f"{sentence}.", table, *sentences]) + "\n"
         (stage / f"{name}.md").write_text(page, encoding="utf-8")
-    print(f"{table}\n{sentence}; report in {features.output / f'{name}.md'}.")
+    print("\n".join([table, f"{sentence}; report in {features.output / f'{name}.md'}.", *sentences]))
 
 
 # A probe as a run

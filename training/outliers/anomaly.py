@@ -29,9 +29,10 @@ from keras_vit.models.patch_memory import anomaly_model, local_features
 from keras_vit.run import Run
 from keras_vit.scores import threshold_of
 from training.data.dataset import check_some_read
+from training.data.file_contents import shown
 from training.features.extraction import check_finite
 from training.options.predict import AnomalyFitOptions, AnomalyPredictOptions
-from training.prediction.classifier import as_utf8, try_to_read
+from training.prediction.classifier import try_to_read
 
 FACTS = "anomaly.json"
 # Most patches in memory; most numbers of all patches of good parts (2 GiB); every fifth good part is held out.
@@ -246,7 +247,7 @@ def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], op
     for file in tracked(files, "Looking at images"):
         image, problem = try_to_read(file, detector.preprocessing)
         if image is None:
-            problems[as_utf8(str(file))] = problem
+            problems[shown(str(file))] = problem
         else:
             parts.append(Part(image.name, image.pixels, *detector.inspect(image), detector.threshold))
     if parts:

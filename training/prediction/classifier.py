@@ -25,6 +25,7 @@ from keras_vit.inspection.report import maps_of
 from keras_vit.models.build import logits_model
 from keras_vit.run import Run, check_head
 from keras_vit.scores import RankedClasses, Scoring, features_and_logits
+from training.data.file_contents import shown
 from training.options.predict import Explanation
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
@@ -49,7 +50,7 @@ class Prediction:
     """The classes of one image, or why it cannot be read."""
 
     name: str
-    """Its path, with "?" for bytes that are not UTF-8."""
+    """Its path, as `shown` has it."""
     ranked: RankedClasses | None = None
     problem: str | None = None
     maps: Sequence[tuple[str, np.ndarray]] = ()
@@ -228,7 +229,7 @@ def classified(classifier: Classifier, batch: Sequence[ReadFile], *, with_images
     predictions = iter(zip(classifier.classify(good) if good else [], good, strict=True))
     results = []
     for file, _, problem in batch:
-        name = as_utf8(str(file))
+        name = shown(str(file))
         if problem is not None:
             results.append(Prediction(name, problem=problem))
             continue
@@ -244,7 +245,7 @@ def batches_of_images(
     """Yield the images of files, for each batch those that can be read; for each other one add a line to problems."""
     for batch in batches_of(files, preprocessing):
         yield [image for _, image, _ in batch if image is not None]
-        problems += [f"{as_utf8(str(f))}: {why.removeprefix(f'{f.name} is ')}" for f, _, why in batch if why]
+        problems += [f"{shown(str(f))}: {why.removeprefix(f'{f.name} is ')}" for f, _, why in batch if why]
 
 
 def batches_of(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[ReadFile]]:
@@ -265,11 +266,6 @@ def try_to_read(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[Image
         return None, f"{file.name} is no file, or a link to none; repair or remove it."
     try:
         image = read_image(file, preprocessing)
-        return dataclasses.replace(image, name=as_utf8(str(file))), None
+        return dataclasses.replace(image, name=shown(str(file))), None
     except (UserError, OSError) as error:
-        return None, as_utf8(str(error))
-
-
-def as_utf8(text: str) -> str:
-    """Return the text with "?" for bytes of a path that are not UTF-8, which no text file can hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+        return None, shown(str(error))

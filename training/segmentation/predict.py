@@ -18,7 +18,8 @@ from keras_vit.models.config import SegmentationConfig
 from training.data.annotations.coco import write_panoptic_png
 from training.data.annotations.masks import OBJECTS
 from training.data.dataset import check_some_read
-from training.prediction.classifier import as_utf8, batches_of_images
+from training.data.file_contents import shown
+from training.prediction.classifier import batches_of_images
 from training.segmentation.evaluation import mask_annotation, panel_of, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of
 
@@ -40,7 +41,7 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
     rows, problems = list[tuple[str, str]](), list[str]()
     batches = batches_of_images(files, preprocessing_of(segmenter.model), problems)
     cards: list[tuple[str, np.ndarray, list[dict]]] = []
-    root = pathlib.Path(as_utf8(os.path.commonpath([file.absolute().parent for file in files])))
+    root = pathlib.Path(shown(os.path.commonpath([file.absolute().parent for file in files])))
     with staged(output) as stage:
         writer = MaskWriter(segmenter, stage)
         for image in itertools.chain.from_iterable(batches):

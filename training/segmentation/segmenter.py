@@ -1,6 +1,7 @@
 """A model that segments, opened: what it sees on images of any size."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import keras
@@ -12,8 +13,8 @@ from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
 from training.data.annotations.masks import NONE
 
-# Objects of an image at most, as in COCO.
-_TOP = 100
+# Objects of an image at most, as in COCO. Values of the maps that are made of them at a time.
+_TOP, _MOST_VALUES = 100, 2**24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,8 +59,13 @@ class Segmenter:
         outputs = self.model.predict_on_batch(keras.ops.convert_to_numpy(preprocessing(pixels))[None])
         if self.kind != "semantic":
             outputs = _likely(outputs, threshold, nothing=self.kind == "panoptic")
-        answer = segment_outputs(outputs, self.task, preprocessing, size, threshold=threshold)
-        arrays = {name: keras.ops.convert_to_numpy(each)[0] for name, each in answer.items()}
+        # Objects do not depend on each other, and the maps of all of a large image would take tens of gigabytes.
+        parts = _parts(outputs, max(_MOST_VALUES // math.prod(size), 1)) if self.kind == "instance" else [outputs]
+        answers = [segment_outputs(part, self.task, preprocessing, size, threshold=threshold) for part in parts]
+        arrays = {
+            name: np.concatenate([keras.ops.convert_to_numpy(answer[name])[0] for answer in answers])
+            for name in answers[0]
+        }
         if self.kind == "semantic":
             count = len(self.labels)
             return FoundSegments(np.arange(count, dtype=np.int32), np.ones(count), None, arrays["label_map"])
@@ -74,6 +80,15 @@ class Segmenter:
         for place, number in reversed(list(enumerate(chosen))):
             segments[arrays["masks"][number]] = place
         return FoundSegments(arrays["classes"][chosen], arrays["scores"][chosen], arrays["masks"][chosen], segments)
+
+
+def _parts(outputs: dict[str, np.ndarray], most: int) -> list[dict[str, np.ndarray]]:
+    """Return the outputs of so many queries at a time."""
+    logits, masks = outputs["class_logits"], outputs["mask_logits"]
+    return [
+        {"class_logits": logits[:, begin : begin + most], "mask_logits": masks[..., begin : begin + most]}
+        for begin in range(0, logits.shape[1], most)
+    ]
 
 
 def _likely(outputs: dict[str, np.ndarray], threshold: float, *, nothing: bool) -> dict[str, np.ndarray]:

@@ -83,6 +83,21 @@ def test_objects_are_read(kind, tmp_path):
     assert (found[1:][segments[1:] == 0] == NONE).all()
 
 
+@pytest.mark.parametrize(
+    ("task", "labels", "pixels"),
+    [("semantic", [0, 2], 1), ("instance", [2], UNCOUNTED), ("panoptic", [0, 2], UNCOUNTED)],
+)
+def test_a_class_with_objects_has_groups_as_in_cityscapes(task, labels, pixels, tmp_path):
+    mask = np.array([[0, 2, 2001]] * 2, np.uint16)
+    source = open_data(_write_masks(tmp_path / "d", [mask, mask]), task)
+    assert source.batches.stuff == (0,)
+    found, segments = truth(source, "evaluation", 0)
+    assert found.tolist() == labels
+    assert segments[0, 1] == pixels
+    if task != "semantic":
+        assert source.evaluation.truth(0).crowds.tolist() == [False, True, False]
+
+
 def test_panoptic_has_stuff_as_one_segment(tmp_path):
     source = open_data(WRITERS["panoptic"](tmp_path / "d", 11), "panoptic")
     assert source.batches.stuff == (0,)

@@ -120,6 +120,9 @@ def open_scenes(options: SceneOptions, task: SegmentationTask, run: Run | None =
         train, evaluation = ([_two_classes(scene, value) for scene in each] for each in (train, evaluation))
         facts = [{file: each.of_two_classes(value) for file, each in of_split.items()} for of_split in facts]
     labels, stuff = _checked_classes(scenes, facts, options, task, run)
+    if options.kind == "folder" and task != "semantic":
+        things = sorted({*range(len(labels))} - {*stuff})
+        train, evaluation = ([_with_groups(scene, things) for scene in each] for each in (train, evaluation))
     if not any(each.num_targets for each in facts[1].values()):
         raise UserError(f"The evaluation masks of {options.path} have nothing that {task} can measure; give others.")
     for name, of_split in zip(("training", "evaluation"), facts, strict=True):
@@ -199,6 +202,20 @@ def _value_of_one(scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], options
 
 def _two_classes(scene: Scene, value: int) -> Scene:
     return dataclasses.replace(scene, segments=lambda size: two_classes(scene.segments(size), value))
+
+
+def _with_groups(scene: Scene, things: Sequence[int]) -> Scene:
+    """Return a scene whose pixels of a class that has objects, but of no object, are a crowd, as groups of Cityscapes.
+
+    things: the classes that have objects.
+    """
+
+    def segments(size: tuple[int, int]) -> Segments:
+        own = scene.segments(size)
+        groups = ~own.objects & np.isin(own.labels, things)
+        return own._replace(objects=own.objects | groups, crowds=own.crowds | groups)
+
+    return dataclasses.replace(scene, segments=segments)
 
 
 def _check_task(task: SegmentationTask, data: object, *, has_objects: bool) -> None:
