@@ -15,11 +15,14 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError, explained
 from keras_vit.images.files import SAMPLES, Samples
+from keras_vit.images.formats import LARGEST_IMAGE, format_problem
 from keras_vit.scores import Scoring, UnknownScorer
 
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.
 # Measured with logits up to 12: rounding causes 1e-5, a layer normalization with another epsilon causes 0.7.
 FLOAT_TOLERANCE = 1e-4
+# Below it, the functions of float32 are rounded more.
+_LEAST_PROBABILITY = 1e-7
 # Largest batch, in images and in pixels: the activations of a large model take much more memory than its weights.
 _BATCH, _BATCH_PIXELS = 64, 200_000
 
@@ -37,6 +40,8 @@ class Reference:
     """The outputs of the Keras model for each image."""
     multi_label: bool = False
     """Whether an image may have several classes."""
+    most_pixels: int = LARGEST_IMAGE
+    """Maximum number of pixels of an image file."""
 
     @functools.cached_property
     def logits(self) -> np.ndarray:
@@ -57,17 +62,19 @@ class Reference:
         """Yield image files with the model inputs (B, h, w, C) of them: float32, or uint8 with `raw_pixels`."""
         height, width = self.preprocessing.image_size
         size = min(_BATCH, max(1, _BATCH_PIXELS // (height * width)))
-        decoded = _decoder(self.preprocessing)
         for start in range(0, len(self.samples.encoded), size):
             files = self.samples.encoded[start : start + size]
-            sentence = (
-                f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; train "
-                "again to write them."
-            )
-            with explained(sentence, tf.errors.InvalidArgumentError):
-                batch = np.stack([decoded(tf.constant(file)) for file in files])
+            batch = np.stack([self._decoded(start + row) for row in range(len(files))])
             normalize = self.preprocessing.normalize
             yield files, np.round(batch).astype(np.uint8) if raw_pixels else np.asarray(normalize(batch))
+
+    def _decoded(self, row: int) -> tf.Tensor:
+        """Return an image as (height, width, channels), 0..255. Raises UserError if no graph decodes it."""
+        file, names = self.samples.encoded[row], self.samples.names
+        name = names[row] if names else f"Image {row} of {SAMPLES}"
+        limit = f"damaged, or has more than {self.most_pixels // 10**6} megapixels; leave it out"
+        with explained(f"{name} is {format_problem(file) or limit}.", tf.errors.InvalidArgumentError):
+            return _decoder(self.preprocessing, self.most_pixels)(tf.constant(file))
 
     def outputs_of(
         self, run: Callable[[np.ndarray], Mapping[str, Any]], *, raw_pixels: bool = False, doing: str = "verifying"
@@ -110,18 +117,19 @@ def reference(
     *,
     multi_label: bool = False,
     raw_pixels: bool = False,
+    most_pixels: int = LARGEST_IMAGE,
 ) -> Reference:
     """Run the Keras model of logits, or of a dict of outputs, on the sample images.
 
     multi_label: whether an image may have several classes. raw_pixels: run it on the rounded pixels that an artifact
-    with uint8 input takes.
+    with uint8 input takes. most_pixels: see `Reference`.
     """
 
     def run(images: np.ndarray) -> Outputs:
         outputs = model.predict_on_batch(np.asarray(preprocessing.normalize(images) if raw_pixels else images))
         return outputs if isinstance(outputs, dict) else {"logits": outputs}
 
-    images = Reference(samples, preprocessing, multi_label=multi_label)
+    images = Reference(samples, preprocessing, multi_label=multi_label, most_pixels=most_pixels)
     rows = images.outputs_of(run, raw_pixels=raw_pixels, doing="Running the Keras model")
     logits = np.stack([row.get("logits", np.zeros(0)) for row in rows])
     if logits.shape[1] > 1 and logits.min() >= 0.0 and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
@@ -133,10 +141,10 @@ def reference(
 
 
 @functools.lru_cache(maxsize=4)
-def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tf.Tensor]:
+def _decoder(preprocessing: Preprocessing, most_pixels: int) -> Callable[[tf.Tensor], tf.Tensor]:
     """An image file -> (height, width, channels) float32 0..255, as a graph, which takes a third of the time."""
     return tf.function(
-        lambda data: tf.cast(preprocessing.read(data), tf.float32),
+        lambda data: tf.cast(preprocessing.read(data, most_pixels=most_pixels), tf.float32),
         input_signature=[tf.TensorSpec((), tf.string)],
         autograph=False,
     )
@@ -201,6 +209,22 @@ def require_close(what: str, difference: float, tolerance: float) -> None:
 def require_equal(name: str, parity: Parity) -> None:
     """Raise ParityError unless the logits equal those of the model up to rounding."""
     require_close(f"logits of the {name}", parity.max_abs_diff, parity.tolerance)
+
+
+def probability_difference(
+    what: str, expected: Reference, temperature: float, found: np.ndarray, *, exact: bool = True
+) -> float:
+    """Return the largest difference of probabilities (n, K). Raises ParityError if exact and more than rounding.
+
+    That is a share of each probability: of thousands of classes, or of several in an image, nearly all are tiny.
+    """
+    activation = tf.sigmoid if expected.multi_label else tf.nn.softmax
+    ours = activation(expected.logits / temperature).numpy()
+    difference = np.abs(found - ours)
+    if exact:  # logits that differ by d divide or multiply a probability by at most exp(2 d)
+        relative = float((difference / np.maximum(ours, _LEAST_PROBABILITY)).max())
+        require_close(what, relative, 2.0 * expected.tolerance / temperature)
+    return float(difference.max())
 
 
 def require_agreement(name: str, parity: Parity, largest_disagreement: float = LARGEST_DISAGREEMENT) -> None:

@@ -231,7 +231,8 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
         files = [files[index] for index in np.linspace(0, len(files) - 1, min(most, len(files))).astype(int)]
     indices = {label: index for index, label in enumerate(labels)}
     encoded = tuple(path.read_bytes() for path in files)
-    return Samples(encoded, np.array([indices.get(path.parent.name, -1) for path in files]))
+    named = [indices.get(path.parent.name, -1) for path in files]
+    return Samples(encoded, np.array(named), tuple(map(str, files)))
 
 
 def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) -> Samples | None:

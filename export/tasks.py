@@ -21,6 +21,7 @@ from keras_vit import Preprocessing, UserError, intermediates, preprocessing_of,
 from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
+from keras_vit.images.formats import LARGEST_IMAGE
 from keras_vit.models.build import classifier_head, classifies
 from keras_vit.models.config import (
     SEGMENT_THRESHOLD,
@@ -90,12 +91,17 @@ class Task(abc.ABC):
         """Return files that name the model, by name. Raises UserError if the output holds exports of another model."""
         return {}
 
-    def reference(self, *, raw_pixels: bool = False) -> Reference:
+    def reference(self, *, raw_pixels: bool = False, most_pixels: int = LARGEST_IMAGE) -> Reference:
         """Run the Keras model in float32 on the sample images."""
         exported, multi_label = self.exported, self.exported.origin.multi_label
         model = self.network(in_dtype(exported.model, "float32"))
         return parity.reference(
-            model, exported.preprocessing, exported.samples, multi_label=multi_label, raw_pixels=raw_pixels
+            model,
+            exported.preprocessing,
+            exported.samples,
+            multi_label=multi_label,
+            raw_pixels=raw_pixels,
+            most_pixels=most_pixels,
         )
 
     def description(self, form: str) -> str:
@@ -394,6 +400,8 @@ def equal_pixels(expected: Outputs, found: Outputs) -> float:
         return float(np.mean(expected["label_map"] == found["label_map"]))
     if "masks" in expected:
         ours, theirs = expected["masks"].astype(bool), found["masks"].astype(bool)
+        if ours.shape != theirs.shape:  # more or fewer masks than the model's
+            return 0.0
         is_other = (expected["classes"] != found["classes"]) & (expected["scores"] >= SEGMENT_THRESHOLD)
         theirs = theirs & ~is_other[:, None, None]
         return 1.0 - float((ours != theirs).sum() / max((ours | theirs).sum(), 1))

@@ -35,6 +35,7 @@ from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.remote import RemotePath, output_folder
 from keras_vit.files.tables import short_name
+from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.models.build import exact_products
 from keras_vit.promise import OUTPUTS
 
@@ -66,7 +67,7 @@ def export_saved_model(task: Task, options: SavedModelOptions) -> tuple[pathlib.
         attention_names(task.exported.model)
     if options.merge_tokens:
         refuse_first(merging_rules(task.exported.model, options.merge_tokens))
-    expected = task.reference()
+    expected = task.reference(most_pixels=LARGEST_SERVED)
     with staged(output) as stage, Progress("Writing the SavedModel"):
         version = stage / "version"
         if isinstance(task, Classification):
@@ -177,11 +178,9 @@ def _measure_classifier(
             answers.append(signatures["serving_default"](image_bytes=tf.constant(files)))
             progress.update(len(files))
     probabilities = np.concatenate([answer["probabilities"] for answer in answers])
-    activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
-    difference = np.abs(probabilities - activation(expected.logits / origin.temperature)).max()
-    if exact:
-        parity.require_close("SavedModel's probabilities of encoded images", difference, expected.tolerance)
-    else:
+    what = "SavedModel's probabilities of encoded images"
+    difference = parity.probability_difference(what, expected, origin.temperature, probabilities, exact=exact)
+    if not exact:
         from_files = _logits_of(probabilities, multi_label=origin.multi_label)
         rows = [{"logits": row} for row in from_files]
         task.measure(f"{_form(options)} with encoded images", expected, rows, exact=False)
@@ -191,7 +190,7 @@ def _measure_classifier(
         "bytes": directory_bytes(path),
         **measures,
         "keras_accuracy": expected.accuracy,
-        "encoded_images_max_abs_diff": float(difference),
+        "encoded_images_max_abs_diff": difference,
         "warm_up_requests": warmed_up,
         "latency_ms": {"all_threads": latency},
         "operators": _operators(path),

@@ -126,9 +126,7 @@ def write_served_file(directory: pathlib.Path, exported: ExportedModel, expected
     found = _run_served(file, expected)
     same = parity.compare(expected, found["logits"])
     parity.require_equal(f"file {SERVED}", same)
-    activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
-    difference = float(np.abs(found["probabilities"] - activation(expected.logits / origin.temperature)).max())
-    parity.require_close(f"probabilities of {SERVED}", difference, expected.tolerance)
+    parity.probability_difference(f"probabilities of {SERVED}", expected, origin.temperature, found["probabilities"])
     return {"tflite_bytes": file.stat().st_size, "tflite_max_abs_diff": same.max_abs_diff}
 
 

@@ -109,7 +109,8 @@ class Samples:
         if len(self.encoded) <= most:
             return self
         rows = np.linspace(0, len(self.encoded) - 1, most).astype(int)
-        return Samples(tuple(self.encoded[row] for row in rows), self.labels[rows])
+        names = tuple(self.names[row] for row in rows) if self.names else ()
+        return Samples(tuple(self.encoded[row] for row in rows), self.labels[rows], names)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write an .npz file of numeric arrays."""

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import special
 
 import keras_vit
 from export import parity
@@ -105,6 +106,16 @@ def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, t
     with pytest.raises(ParityError, match="SavedModel's probabilities of encoded images differ from the model's by"):
         saved_model_of(build(), LABELS, samples, tmp_path / "served")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tiny_probabilities_that_are_twice_as_large_are_no_rounding(samples):
+    logits = np.linspace(-14.0, -12.0, 9, dtype=np.float32)[:, None]
+    expected = parity.Reference(samples, Preprocessing(SIZE), [{"logits": row} for row in logits], multi_label=True)
+    right = special.expit(logits.astype(np.float64) / 2.0)
+    assert parity.probability_difference("probabilities", expected, 2.0, right) < 1e-9
+    assert parity.probability_difference("probabilities", expected, 2.0, 2.0 * right, exact=False) < 0.01
+    with pytest.raises(ParityError, match="probabilities differ from the model's by up to 1, more than 0.0014"):
+        parity.probability_difference("probabilities", expected, 2.0, 2.0 * right)
 
 
 @pytest.mark.usefixtures("converted_once")
@@ -345,7 +356,7 @@ def not_an_image(path: pathlib.Path) -> None:
         (saved_model, "samples.npz", without_images, "samples.npz has no sample images; train again"),
         (tflite, "samples.npz", without_labels, "samples.npz has no sample images; train again"),
         (saved_model, "samples.npz", beyond_the_data, "samples.npz has no sample images; train again"),
-        (tflite, "samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
+        (tflite, "samples.npz", not_an_image, "Image 0 of samples.npz is not JPEG, PNG, BMP or WebP."),
     ],
 )
 @pytest.mark.usefixtures("models_read_once")

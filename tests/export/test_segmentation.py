@@ -123,6 +123,8 @@ def test_small_masks_and_scores_that_differ_are_not_kept():
         measure(right, right | {"masks": np.roll(mask, 1, axis=1)}, exact=True)
     with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
         measure(right, right | {"classes": np.ones(1, int)}, exact=False)
+    with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
+        measure(right, {name: value[:0] for name, value in right.items()}, exact=True)
     with pytest.raises(ParityError, match="The scores of the file differ from the model's by up to 0.2"):
         measure(right, right | {"scores": scores - 0.2}, exact=True)
 

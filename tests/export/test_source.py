@@ -10,15 +10,16 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
+from export import parity
 from export.options import SourceOptions
 from export.run import open_run
 from export.saved_model import __main__ as saved_model
-from export.source import ExportedModel, open_model, random_images
+from export.source import ExportedModel, open_model, random_images, read_folder
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
 from keras_vit.images.files import Samples
 from keras_vit.run import Run
-from tests.support import TINY, TINY_IMAGE, randomize
+from tests.support import TINY, TINY_IMAGE, encoded, randomize
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 LABELS = ("wren", "ant", "bee")
@@ -52,6 +53,15 @@ def test_a_checkpoint_is_verified_on_images_of_a_folder(place):
     assert found.labels == LABELS
     assert found.samples.labels.tolist() == [1, 2, -1]
     assert found.origin.images == f"images of {place / 'pictures'}"
+
+
+def test_an_image_of_a_folder_that_no_graph_reads_is_named(place):
+    (place / "pictures" / "fox" / "2.gif").write_bytes(encoded(np.zeros((3, 5, 3), np.uint8), "gif"))
+    samples, preprocessing = read_folder(str(place / "pictures"), ()).some(4), keras_vit.Preprocessing((16, 16))
+    with pytest.raises(UserError, match="/fox/2.gif is not JPEG, .*, but a GIF file; convert the folder by"):
+        next(parity.Reference(samples, preprocessing).batches())
+    with pytest.raises(UserError, match="/ant/1.PNG is damaged, or has more than 0 megapixels; leave it out"):
+        next(parity.Reference(samples.some(1), preprocessing, most_pixels=20 * 30 - 1).batches())
 
 
 @pytest.mark.usefixtures("models_read_once")
