@@ -43,6 +43,11 @@ class Reference:
     most_pixels: int = LARGEST_IMAGE
     """Maximum number of pixels of an image file."""
 
+    def first(self, count: int) -> "Reference":
+        """Return the reference of the first images alone."""
+        samples = Samples(self.samples.encoded[:count], self.samples.labels[:count], self.samples.names[:count])
+        return dataclasses.replace(self, samples=samples, outputs=self.outputs[:count])
+
     @functools.cached_property
     def logits(self) -> np.ndarray:
         """Logits (n, K) of a classifier."""

@@ -36,6 +36,8 @@ from keras_vit.scores import UNKNOWN_SCORE
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
+# Largest number of images in a batch that is compared.
+_TOGETHER = 5
 # Smallest agreement and largest loss of accuracy of a format that the report recommends.
 _RECOMMENDED = (0.99, 0.005)
 
@@ -141,6 +143,10 @@ class _Export:
             accelerator.write_with_golden_numbers(file, described, self._images)
         found = tflite_file.run_samples(file, self._expected, self._options.uint8_input)
         measures = self._task.measure(name, self._expected, found, exact=form == "float32")
+        if self._options.dynamic_batch:
+            few = self._expected.first(_TOGETHER)
+            together = tflite_file.run_together(file, few, self._options.uint8_input)
+            self._task.measure(f"{name} for several images at a time", few, together, exact=form == "float32")
         self.written[form] = (file, measures)
         self._rows[form] = {**measures, "bytes": file.stat().st_size, **checked}
         if isinstance(self._task, Classification):

@@ -122,11 +122,11 @@ def _floats(builder: flatbuffers.Builder, values: np.ndarray) -> int:
     return builder.CreateNumpyVector(values.astype(np.float32))
 
 
-def interpreter(file: pathlib.Path, threads: int) -> Interpreter:
-    """A new interpreter with allocated tensors for one image."""
+def interpreter(file: pathlib.Path, threads: int, batch_size: int = 1) -> Interpreter:
+    """A new interpreter with allocated tensors for one image, or more with a dynamic batch."""
     made = Interpreter(model_path=str(file), num_threads=threads)
     details = made.get_input_details()[0]
-    made.resize_tensor_input(details["index"], [1, *details["shape"][1:]])  # the file may have a dynamic batch
+    made.resize_tensor_input(details["index"], [batch_size, *details["shape"][1:]])
     with native_stderr_silenced():  # it prints the name of its delegate
         made.allocate_tensors()
     return made
@@ -155,6 +155,15 @@ def run_samples(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool
 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         return expected.outputs_of(run, raw_pixels=raw_pixels)
+
+
+def run_together(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> list[parity.Outputs]:
+    """Return the outputs for the sample images in batches, of a file that takes any."""
+
+    def run(images: np.ndarray) -> parity.Outputs:
+        return interpreter(file, 1, len(images)).get_signature_runner()(image=images)
+
+    return expected.outputs_of(run, raw_pixels=raw_pixels)
 
 
 def latency(file: pathlib.Path, threads: int) -> float:

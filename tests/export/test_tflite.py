@@ -24,9 +24,10 @@ from export.source import random_images, read_calibration
 from export.texts import preprocessing_code
 from export.tflite import export as tflite_export
 from export.tflite import flatbuffer, quantize, tflite_file
-from export.tflite.convert import to_tflite
+from export.tflite.convert import converted, to_tflite
 from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit.errors import ParityError
 from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
 from keras_vit.images.files import Samples
@@ -347,6 +348,20 @@ def test_any_batch_on_request(tmp_path):
     images = np.random.default_rng(0).uniform(-1, 1, (3, *SIZE, 3)).astype(np.float32)
     logits = interpreter.get_signature_runner("serving_default")(image=images)["logits"]
     np.testing.assert_allclose(logits, model.predict(images, verbose=0), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_file_that_mixes_the_images_of_a_batch_is_not_kept(tmp_path, monkeypatch):
+    model = build()
+
+    def reversed_batch(*_, **__):
+        image = tf.TensorSpec((None, *SIZE, 3), name="image")
+        return converted(lambda pixels: {"logits": tf.reverse(model(pixels), [0])}, image, model.weights)
+
+    monkeypatch.setattr(tflite_export, "to_tflite", reversed_batch)
+    with pytest.raises(ParityError, match="logits of the float32 TFLite file for several images at a time differ"):
+        tflite_of(model, LABELS, photos(4, 5), tmp_path / "phone", ("float32",), dynamic_batch=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 STEM = ResNetConfig((1, 1), 4, (8, 16), preactivation=False, num_groups=2)
