@@ -243,6 +243,15 @@ def require_agreement(name: str, parity: Parity, largest_disagreement: float = L
         )
 
 
+def require_variation(name: str, expected: np.ndarray, logits: np.ndarray) -> None:
+    """Raise ParityError for an artifact with the same logits (n, K) for all images, where those of the model differ.
+
+    If the model predicts one class for all of them, the predicted classes do not show it.
+    """
+    if np.ptp(expected, axis=0).any() and not np.ptp(logits, axis=0).any():
+        raise ParityError(f"The {name} returns the same logits for all {len(logits)} images, so it was not kept.")
+
+
 def unknown_facts(
     name: str,
     scorer: UnknownScorer,

@@ -159,7 +159,9 @@ class Classification(Task):
         return keras.Model(model.input, {"logits": model.output}, name=model.name)
 
     def measure(self, artifact: str, expected: Reference, found: Sequence[Outputs], *, exact: bool) -> Measures:
-        compared = parity.compare(expected, np.stack([outputs["logits"] for outputs in found]))
+        logits = np.stack([outputs["logits"] for outputs in found])
+        parity.require_variation(artifact, expected.logits, logits)
+        compared = parity.compare(expected, logits)
         if exact:
             parity.require_equal(artifact, compared)
         else:

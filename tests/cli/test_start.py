@@ -310,6 +310,7 @@ def test_help_and_a_wrong_option_wait_for_nothing():
         assert "Traceback" not in errors, command
 
 
+@pytest.mark.slow  # processors differ in speed; the test before this one sees what help must not import
 @pytest.mark.parametrize("arguments", ["finetune --help", "pretrain digits --lurning"])
 def test_help_and_a_wrong_option_of_the_largest_commands_take_little_processor_time(arguments):
     command = [sys.executable, "-m", "keras_vit", *arguments.split()]

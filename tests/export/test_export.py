@@ -132,6 +132,22 @@ def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("converted_once")
+def test_a_file_that_ignores_its_image_is_not_kept_though_its_classes_agree(samples, tmp_path, monkeypatch):
+    run, model = tflite_file.run_samples, build()
+    head = model.get_layer("head")
+    head.bias.assign([100.0, *np.zeros(head.units - 1)])  # one class for all images
+
+    def same(file, *given):
+        found = run(file, *given)
+        return found[:1] * len(found)
+
+    monkeypatch.setattr(tflite_file, "run_samples", same)
+    with pytest.raises(ParityError, match="int8-dynamic TFLite file returns the same logits for all 9 images"):
+        tflite_of(model, LABELS, samples, tmp_path / "phone", ["int8-dynamic"])
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("num_images", "disagreeing", "kept"),
     [(2, 1, True), (9, 1, True), (9, 2, False), (100, 2, True), (100, 3, False), (360, 7, True), (360, 8, False)],
