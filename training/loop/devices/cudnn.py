@@ -164,14 +164,14 @@ def _backend_config(query, key, products: dict) -> str:
 def _stablehlo(target: str, operands: Sequence[tuple], results: Sequence[tuple], config: str) -> str:
     """Return a module of one custom call. Tensors of rank 4 come out as (B, H, N, d), stored as (B, N, H, d)."""
     inner = [((s[0], s[2], s[1], s[3]) if len(s) == 4 else tuple(s), dtype) for s, dtype in results]
-    given, returned = (", ".join(_tensor(*each) for each in many) for many in (operands, results))
-    made = [*(_tensor(*each) for each in inner), "tensor<0xui8>"]  # the last one for XLA's workspace
+    inputs, outputs = (", ".join(_tensor(*each) for each in many) for many in (operands, results))
+    produced = [*(_tensor(*each) for each in inner), "tensor<0xui8>"]  # the last one for XLA's workspace
     layouts = [_layout((3, 1, 2, 0) if len(shape) == 4 else range(len(shape))[::-1]) for shape, _ in inner]
     lines = [
-        f"%r:{len(made)} = stablehlo.custom_call @{target}({', '.join(f'%a{i}' for i in range(len(operands)))}) {{"
+        f"%r:{len(produced)} = stablehlo.custom_call @{target}({', '.join(f'%a{i}' for i in range(len(operands)))}) {{"
         f"backend_config = {json.dumps(config)}, api_version = 2 : i32, "
         f"operand_layouts = [{', '.join(_layout(range(len(shape))[::-1]) for shape, _ in operands)}], "
-        f"result_layouts = [{', '.join([*layouts, _layout([0])])}]}} : ({given}) -> ({', '.join(made)})"
+        f"result_layouts = [{', '.join([*layouts, _layout([0])])}]}} : ({inputs}) -> ({', '.join(produced)})"
     ]
     names = []
     for i, ((shape, dtype), outer) in enumerate(zip(inner, results, strict=True)):
@@ -180,8 +180,8 @@ def _stablehlo(target: str, operands: Sequence[tuple], results: Sequence[tuple],
             kinds = f"({_tensor(shape, dtype)}) -> {_tensor(*outer)}"
             lines.append(f"%o{i} = stablehlo.transpose %r#{i}, dims = [0, 2, 1, 3] : {kinds}")
     arguments = ", ".join(f"%a{i}: {_tensor(*each)}" for i, each in enumerate(operands))
-    body = "\n    ".join([*lines, f"return {', '.join(names)} : {returned}"])
-    return f"module {{\n  func.func public @main({arguments}) -> ({returned}) {{\n    {body}\n  }}\n}}\n"
+    body = "\n    ".join([*lines, f"return {', '.join(names)} : {outputs}"])
+    return f"module {{\n  func.func public @main({arguments}) -> ({outputs}) {{\n    {body}\n  }}\n}}\n"
 
 
 def _tensor(shape: Sequence[int], dtype: tf.DType) -> str:

@@ -109,7 +109,8 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
     def wrapped(layer):
         if isinstance(layer, DotProductAttention) and layer.name in blocks:
             return _PaddedAttention(layer, attend)
-        if isinstance(layer, TokenDense) and layer.activation in gelu and layer.quantization_mode is None:
+        is_plain_dense = isinstance(layer, TokenDense) and layer.use_bias and layer.quantization_mode is None
+        if is_plain_dense and layer.activation in gelu:
             return _Activated(layer, gelu[layer.activation])
         return _Wrapped(layer) if isinstance(layer, keras.layers.Layer) else layer
 
