@@ -36,7 +36,18 @@ CASES = {
     "remat": (ADAMW, Execution(remat=True)),
     "distilled": (ADAMW, Execution()),
     "sharpness": (dataclasses.replace(ADAMW, sharpness_radius=0.2), Execution()),
-}
+    "features": (dataclasses.replace(ADAMW, label_smoothing=0.0), Execution()),
+    # Of one other size, and of nothing, because each backend draws its own random numbers.
+    "patch-sizes": (dataclasses.replace(ADAMW, patch_sizes=(2,)), Execution()),
+    "patch-dropout": (dataclasses.replace(ADAMW, patch_dropout=0.01), Execution()),
+    "self-distillation": (
+        dataclasses.replace(
+            ADAMW, target="self-distillation", prototypes=12, head_width=16, local_crops=2, local_size=4,
+            label_smoothing=0.0, accumulation=2,
+        ),
+        Execution(),
+    ),
+}  # fmt: skip
 
 
 def train(
@@ -46,6 +57,8 @@ def train(
     recipe, execution = CASES[case]
     if case == "distilled":
         recipe = dataclasses.replace(recipe, teacher=_teacher(), temperature=2.0)
+    if case == "features":
+        recipe = dataclasses.replace(recipe, teacher=_teacher(), distillation="features")
     source, strategy = digits(), open_strategy(StrategyOptions(), model_parallel, shard_weights=shard_weights)
     trainer = build_trainer(lambda: recipe.build(10), recipe, STEPS, strategy=strategy, execution=execution, seed=1)
     if state is None:
@@ -83,7 +96,7 @@ def _teacher() -> str:
     model = keras_vit.build(ADAMW.model, preprocessing=preprocessing, num_classes=10)
     rng = np.random.default_rng(3)
     for variable in model.trainable_variables:
-        variable.assign(rng.normal(0.0, 0.1, variable.shape))
+        variable.assign(rng.normal(0.0, 0.5, variable.shape))
     model.save(path)
     return str(path)
 

@@ -269,13 +269,6 @@ REFUSED = {
     "--xla off": {"execution": Execution(xla="off")},
     "--inspect-every": {"execution": Execution(inspect_every=1)},
     "--profile-steps": {"execution": Execution(profile_steps=(1, 2))},
-    "--target patch-pixels": {
-        "recipe": dataclasses.replace(RECIPES["digits"], target="patch-pixels", label_smoothing=0.0)
-    },
-    "--distillation features": {
-        "recipe": dataclasses.replace(RECIPES["digits"], teacher="large", distillation="features", label_smoothing=0.0)
-    },
-    "--patch-dropout": {"recipe": dataclasses.replace(RECIPES["digits"], patch_dropout=0.5)},
 }
 
 

@@ -26,8 +26,8 @@ from training.loop.devices.jax_devices import assign_whole
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
 _MAX_TO_KEEP = 2
 _LATEST = "latest"
-# Of what the steps compute: 2 since the learning rate multiplies the whole momentum of SGD.
-_VERSION = 2
+# Of what the steps compute: 3 since --patch-dropout draws its patches with a generator of Keras.
+_VERSION = 3
 
 
 def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, ArrayLike]) -> None:

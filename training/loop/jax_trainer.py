@@ -28,12 +28,14 @@ class JaxTrainer(Trainer):
         # object of its own, because Keras would wrap the lists.
         self._after_step = types.SimpleNamespace(values=None)
         self._shards_weights = jax_devices.shards_weights()
-        parts = self._segments or self._forwards
-        if self._shards_weights and not isinstance(network.output, dict):
-            parts = segments(*self._forwards)
+        parts = self._segments
+        if self._shards_weights and isinstance(self._forwards[0], keras.Model) and len(self._forwards) == 1:
+            parts = self._forwards if isinstance(network.output, dict) else segments(*self._forwards)
         # With divided weights, blocks that are alike are one loop, which takes a fraction of the time to compile.
         key = _structure if self._shards_weights else id
         self._parts = [list(alike) for _, alike in itertools.groupby(parts, key)]
+        if self._parts:
+            self._forwards = [self._part_by_part]
 
     def _make_variables(self):
         super()._make_variables()
@@ -119,7 +121,7 @@ class JaxTrainer(Trainer):
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             gradients = self._accumulated if self._accumulation > 1 else self._gradients
             images, labels = data[:2]
-            labels = self._objective.whole_batch(labels, ops.ones(images.shape[:1]), self._total)
+            labels = self._objective.whole_batch(labels, _ones(labels), self._total)
             logs = self._update(*gradients(images, labels))
         return logs, _values(scope, groups)
 
@@ -141,21 +143,22 @@ class JaxTrainer(Trainer):
         import jax
 
         variables = self.network.trainable_variables
-        changed = [
-            *zip(self._random, self.layer_seeds(micro), strict=True),
-            *zip(self._statistics, statistics or [v.value for v in self._statistics], strict=True),
-            *((v, v.value) for v in self._constants),
-        ]
-        values = {id(v): v.value for v in self.network.variables} | {id(v): value for v, value in changed}
+        given = [(v, v.value) for group in self._test_groups() for v in group]
+        given += zip(self._random, self.layer_seeds(micro), strict=True)
+        given += zip(self._statistics, statistics or [v.value for v in self._statistics], strict=True)
+
+        def loss_of(forward, trained):
+            with keras.StatelessScope([*given, *zip(variables, trained, strict=True)]) as scope:
+                outputs = forward(images, training=True)
+                losses, sums = self._objective.measure(images, labels, outputs, _ones(labels))
+            after = [scope.get_current_value(v) for v in self._statistics]
+            return ops.sum(losses) / self._batch_size, (sums, after)
 
         def loss(trained):
-            now = values | {id(v): value for v, value in zip(variables, trained, strict=True)}
-            outputs, now = self._outputs(now, images)
-            with keras.StatelessScope(changed):
-                losses, sums = self._objective.measure(images, labels, outputs, ops.ones(images.shape[:1]))
-            return ops.sum(losses) / self._batch_size, (sums, [now[id(v)] for v in self._statistics])
+            losses = [functools.partial(loss_of, forward, trained) for forward in self._forwards]
+            return jax.lax.switch(self._objective.choice(), losses) if len(losses) > 1 else losses[0]()
 
-        gradients_at, weights = jax.grad(loss, has_aux=True), [values[id(v)] for v in variables]
+        gradients_at, weights = jax.grad(loss, has_aux=True), [v.value for v in variables]
         gradients, (sums, statistics) = gradients_at(weights)
         if self._sharpness_radius:  # uphill for the micro-batch of all devices, where `Trainer` has replicas
             norm = ops.sqrt(sum(ops.sum(ops.square(g)) for g in gradients))
@@ -163,30 +166,29 @@ class JaxTrainer(Trainer):
             gradients, _ = gradients_at([w + scale * g for w, g in zip(weights, gradients, strict=True)])
         return gradients, sums, statistics
 
-    def _outputs(self, values: dict, images) -> tuple:
-        """Return the outputs of the network in training, and the values of its variables, by id, after it."""
+    def _part_by_part(self, images, training):
+        """Return the outputs of the network, one part after the other; for the gradient, parts are computed again."""
         import jax
 
         outputs = images
         for part, *alike in self._parts:
-            call: Callable = functools.partial(self._call, part, True)
+            call: Callable = functools.partial(self._call, part, training)
             if self._segments:
                 call = jax.checkpoint(call)
-            elif self._shards_weights:
+            else:
                 call = jax.checkpoint(
                     call, policy=jax_devices.saves_no_weights({tuple(v.shape) for v in part.variables})
                 )
-            groups = part.trainable_variables, part.non_trainable_variables
-            given = [[values[id(v)] for v in group] for group in groups]
+            groups = [_current((p.trainable_variables, p.non_trainable_variables)) for p in (part, *alike)]
             if alike:
-                more = ((p.trainable_variables, p.non_trainable_variables) for p in alike)
-                of_all = [given, *([[values[id(v)] for v in group] for group in groups] for groups in more)]
-                loop = jax.tree.map(lambda v, *values: jax_devices.stacked(v, values), list(groups), *of_all)
+                variables = (part.trainable_variables, part.non_trainable_variables)
+                loop = jax.tree.map(lambda v, *values: jax_devices.stacked(v, values), variables, *groups)
                 outputs, _ = jax.lax.scan(lambda x, given, call=call: (call(*given, x)[0], None), outputs, loop)
             else:
-                outputs, others = call(*given, outputs)
-                values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
-        return outputs, values
+                outputs, others = call(*groups[0], outputs)
+                for variable, value in zip(part.non_trainable_variables, others, strict=True):
+                    variable.assign(value)
+        return outputs
 
     def _call(self, part: keras.Model, training: bool, trained: list, others: list, inputs) -> tuple:
         """As `part.stateless_call`, with the weights that are divided among the devices collected."""
@@ -248,6 +250,11 @@ def _structure(part: keras.Model) -> tuple:
     )
     counts = any(isinstance(layer, keras.layers.BatchNormalization) for layer in part.layers)
     return part.input.shape, layers, id(part) if counts else None
+
+
+def _ones(labels):
+    """Return the weights of complete batches: (B,)."""
+    return ops.ones(keras.tree.flatten(labels)[0].shape[:1])
 
 
 def _pairs(groups: Sequence[Sequence[keras.Variable]], state) -> list[tuple]:

@@ -16,7 +16,6 @@ import copy
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import ops
 
 import keras_vit
@@ -152,19 +151,19 @@ class TeacherStatistics(keras.layers.Layer):
     def statistics(self) -> list[keras.Variable]:
         return [self.total, self.squares, self.weight]
 
-    def update(self, x: tf.Tensor) -> None:
+    def update(self, x) -> None:
         """Move the statistics toward those of features (..., D)."""
         axes = list(range(len(x.shape) - 1))
-        means = tf.reduce_mean(x, axes), tf.reduce_mean(tf.square(x), axes), 1.0
+        means = ops.mean(x, axes), ops.mean(ops.square(x), axes), 1.0
         for variable, mean in zip(self.statistics, means, strict=True):
             variable.assign(_MOMENTUM * variable + (1.0 - _MOMENTUM) * mean)
 
-    def standardized(self, x: tf.Tensor) -> tf.Tensor:
+    def standardized(self, x):
         """(..., D) -> the same, with mean 0 and deviation 1 in each channel by the statistics."""
-        total, squares, weight = (tf.convert_to_tensor(variable.value) for variable in self.statistics)
-        mean = tf.math.divide_no_nan(total, weight)
-        variance = tf.maximum(tf.math.divide_no_nan(squares, weight) - tf.square(mean), 0.0)
-        return (x - mean) / (tf.sqrt(variance) + 1e-6)
+        total, squares, weight = (variable.value for variable in self.statistics)
+        mean = ops.divide_no_nan(total, weight)
+        variance = ops.maximum(ops.divide_no_nan(squares, weight) - ops.square(mean), 0.0)
+        return (x - mean) / (ops.sqrt(variance) + 1e-6)
 
 
 def feature_student(network: keras.Model, teacher: keras.Model) -> keras.Model:
@@ -206,6 +205,8 @@ class FeatureDistillation(Objective):
 
     def prepare(self, model):
         self._teacher = open_feature_teacher(self._name, preprocessing_of(model))
+        self._teacher.trainable = False
+        self.constants = self._teacher.variables
         self._student = feature_student(model, self._teacher)
         return self._student
 
@@ -218,30 +219,33 @@ class FeatureDistillation(Objective):
         expected = {}
         for name, x in self._teacher(images, training=False).items():
             statistics = self._student.get_layer(f"{name}_statistics")
-            features = tf.stop_gradient(tf.cast(x, tf.float32))
+            features = ops.stop_gradient(ops.cast(x, "float32"))
             if self._in_training:
                 statistics.update(features)
-            expected[name] = tf.stop_gradient(statistics.standardized(features))
+            expected[name] = ops.stop_gradient(statistics.standardized(features))
         losses, cosines = feature_losses(outputs, expected)
         return sums_of(losses, cosines, weights)
 
 
-def feature_losses(student: dict[str, tf.Tensor], expected: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def feature_losses(student: dict, expected: dict) -> tuple:
     """The loss of each image (B,), and the cosine of its summaries (B,).
 
     The grid of the expected patches is resized to that of the student's, bilinearly and without antialiasing, as
     torch's `interpolate(mode="bilinear", align_corners=False)` does.
     """
-    student, expected = (tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), each) for each in (student, expected))
+    student, expected = (
+        keras.tree.map_structure(lambda x: ops.cast(x, "float32"), each) for each in (student, expected)
+    )
     cosines, patches = _cosine(student["summary"], expected["summary"]), student["patches"]
-    wanted = tf.image.resize(expected["patches"], patches.shape[1:3], "bilinear")
-    difference = tf.abs(patches - wanted)
-    smooth = tf.where(difference < 1.0, 0.5 * tf.square(difference), difference - 0.5)
-    of_patches = 1.0 - tf.reduce_mean(_cosine(patches, wanted), axis=(1, 2))
-    losses = 1.0 - cosines + _COSINE * of_patches + _SMOOTH_L1 * tf.reduce_mean(smooth, axis=(1, 2, 3))
+    wanted = ops.image.resize(expected["patches"], patches.shape[1:3], data_format="channels_last")
+    difference = ops.abs(patches - wanted)
+    smooth = ops.where(difference < 1.0, 0.5 * ops.square(difference), difference - 0.5)
+    of_patches = 1.0 - ops.mean(_cosine(patches, wanted), axis=(1, 2))
+    losses = 1.0 - cosines + _COSINE * of_patches + _SMOOTH_L1 * ops.mean(smooth, axis=(1, 2, 3))
     return losses, cosines
 
 
-def _cosine(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+def _cosine(one, other):
     """(…, D) -> (…); 0 for a vector of zeros."""
-    return tf.reduce_sum(tf.nn.l2_normalize(one, axis=-1) * tf.nn.l2_normalize(other, axis=-1), axis=-1)
+    one, other = (x * ops.rsqrt(ops.maximum(ops.sum(ops.square(x), -1, True), 1e-12)) for x in (one, other))
+    return ops.sum(one * other, axis=-1)

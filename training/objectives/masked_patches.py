@@ -16,8 +16,10 @@ to 1; its eight levels are equally wide, and an upper edge belongs to the next l
 green + 64 blue. Pixels are predicted in the model's value range.
 """
 
+from typing import Any
+
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 from keras_vit import Preprocessing, ViTConfig, preprocessing_of
 from training.objectives.objective import Objective, sums_of
@@ -52,7 +54,7 @@ class MaskedPatches(Objective):
         self._preprocessing = preprocessing_of(model)
         return model
 
-    def targets(self, images: tf.Tensor) -> tf.Tensor:
+    def targets(self, images: Any) -> Any:
         """Images (B, height, width, C) in the model's range -> classes (B, N, cells), or pixels (B, N, h * w * C).
 
         h and w are the sides of a patch; classes are int32, pixels float32.
@@ -61,42 +63,41 @@ class MaskedPatches(Objective):
         batch, rows, columns, channels = images.shape
         grid = (rows // height, columns // width)
         shape = (-1 if batch is None else batch, grid[0], height, grid[1], width, channels)
-        patches = tf.transpose(tf.reshape(images, shape), (0, 1, 3, 2, 4, 5))  # (B, rows, columns, h, w, C)
-        patches = tf.reshape(patches, (shape[0], grid[0] * grid[1], height, width, channels))
+        patches = ops.transpose(ops.reshape(images, shape), (0, 1, 3, 2, 4, 5))  # (B, rows, columns, h, w, C)
+        patches = ops.reshape(patches, (shape[0], grid[0] * grid[1], height, width, channels))
         if self._target in PIXEL_TARGETS:
-            pixels = tf.reshape(patches, (shape[0], grid[0] * grid[1], height * width * channels))
+            pixels = ops.reshape(patches, (shape[0], grid[0] * grid[1], height * width * channels))
             return pixels if self._target == "patch-pixels" else _standardized(pixels)
-        low, high = (tf.constant(end, tf.float32) for end in self._preprocessing.channel_ranges())
+        low, high = (np.array(end, np.float32) for end in self._preprocessing.channel_ranges())
         scaled = (patches - low) / (high - low)
         down, across = (_area_means(side, PATCH_CELLS[self._target]) for side in self._patch)
-        means = tf.einsum("ah,bnhwc,dw->bnadc", down, scaled, across)  # (B, N, cells, cells, C)
-        levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOR_LEVELS), tf.int32), 0, COLOR_LEVELS - 1)
-        classes = tf.reduce_sum(levels * tf.constant([COLOR_LEVELS**channel for channel in range(channels)]), axis=-1)
-        return tf.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
+        means = ops.einsum("ah,bnhwc,dw->bnadc", down, scaled, across)  # (B, N, cells, cells, C)
+        levels = ops.clip(ops.cast(ops.floor(means * COLOR_LEVELS), "int32"), 0, COLOR_LEVELS - 1)
+        classes = ops.sum(levels * np.array([COLOR_LEVELS**channel for channel in range(channels)], np.int32), axis=-1)
+        return ops.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
 
     def measure(self, images, labels, outputs, weights):
         """As `Objective.measure`; those of an image are means over the predictions for its corrupted patches."""
-        predictions, targets = tf.cast(outputs["predictions"], tf.float32), self.targets(images)
+        predictions, targets = ops.cast(outputs["predictions"], "float32"), self.targets(images)
         if self._target in PIXEL_TARGETS:
-            losses = tf.reduce_mean(tf.square(predictions - targets), axis=-1, keepdims=True)  # (B, N, 1)
-            right = tf.zeros_like(losses)
+            losses = ops.mean(ops.square(predictions - targets), axis=-1, keepdims=True)  # (B, N, 1)
+            right = ops.zeros_like(losses)
         else:
-            logits = tf.reshape(predictions, (*predictions.shape[:2], targets.shape[-1], -1))
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)  # (B, N, cells)
-            right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == targets, tf.float32)
+            logits = ops.reshape(predictions, (*predictions.shape[:2], targets.shape[-1], -1))
+            losses = ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)  # (B, N, cells)
+            right = ops.cast(ops.argmax(logits, axis=-1) == targets, "float32")
         corrupted = outputs["corrupted"]  # (B, N)
         means = (
-            tf.reduce_sum(corrupted * tf.reduce_mean(x, axis=-1), axis=1) / tf.reduce_sum(corrupted, axis=1)
-            for x in (losses, right)
+            ops.sum(corrupted * ops.mean(x, axis=-1), axis=1) / ops.sum(corrupted, axis=1) for x in (losses, right)
         )
         return sums_of(*means, weights)
 
 
-def _standardized(pixels: tf.Tensor) -> tf.Tensor:
+def _standardized(pixels):
     """(B, N, n) -> the same, with mean 0 and deviation 1 in each patch."""
-    centered = pixels - tf.reduce_mean(pixels, axis=-1, keepdims=True)
-    variance = tf.reduce_sum(tf.square(centered), axis=-1, keepdims=True) / (pixels.shape[-1] - 1)
-    return centered / tf.sqrt(variance + 1e-6)
+    centered = pixels - ops.mean(pixels, axis=-1, keepdims=True)
+    variance = ops.sum(ops.square(centered), axis=-1, keepdims=True) / (pixels.shape[-1] - 1)
+    return centered / ops.sqrt(variance + 1e-6)
 
 
 def _area_means(side: int, cells: int) -> np.ndarray:

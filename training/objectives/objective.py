@@ -77,6 +77,13 @@ class Objective:
         """Assign variables of the network that follow from the number of steps done."""
 
 
+def averaged(network: keras.Model, averages: Sequence[keras.Variable]) -> keras.StatelessScope:
+    """Return a scope in which a network computes with the averages of its trainable weights."""
+    # The others, too, because in the scope they would not have their values of the step.
+    others = [(variable, variable.value) for variable in network.non_trainable_variables]
+    return keras.StatelessScope([*zip(network.trainable_variables, averages, strict=True), *others])
+
+
 def sums_of(losses: Any, metric: Any, weights: Any) -> tuple:
     """Return the weighted losses (B,) and the sums of loss, metric and weights."""
     return weights * losses, [ops.sum(x) for x in (weights * losses, weights * metric, weights)]

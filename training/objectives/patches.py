@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of
@@ -79,16 +79,16 @@ class PatchDropout(OtherPatches):
         self._kept = max(round(self._patches * (1.0 - self._rate)), 1)
         self._stem = keras.Model(trained.input, embedded)
         self._blocks = keras.Model(embedded, trained.output)
-        self._seed = keras.Variable([0, 0], dtype="int32", trainable=False, name="patch_dropout_seed")
-        self.random = [self._seed]
+        self._seed = keras.random.SeedGenerator()
+        self.random = [self._seed.state]
         return [self._outputs]
 
     def _outputs(self, images, training):
         tokens = self._stem(images, training=training)  # (B, P + n, D)
-        noise = tf.random.stateless_uniform((tf.shape(tokens)[0], self._patches), tf.convert_to_tensor(self._seed))
-        kept = tf.sort(tf.math.top_k(noise, self._kept).indices, axis=-1)  # (B, k)
-        patches = tf.gather(tokens[:, self._prefix :], kept, batch_dims=1)  # (B, k, D)
-        tokens = tf.concat([tokens[:, : self._prefix], patches], axis=1)
+        noise = keras.random.uniform((ops.shape(tokens)[0], self._patches), dtype="float32", seed=self._seed)
+        kept = ops.sort(ops.top_k(noise, self._kept)[1], axis=-1)  # (B, k)
+        patches = ops.take_along_axis(tokens[:, self._prefix :], kept[..., None], axis=1)  # (B, k, D)
+        tokens = ops.concatenate([tokens[:, : self._prefix], patches], axis=1)
         return self._blocks.call(tokens, training=training)  # not by __call__, which would expect all patches
 
 
@@ -105,6 +105,7 @@ class FlexiblePatches(OtherPatches):
         more = "smaller ones are more tokens"
         super().__init__(objective, f"that --patch-sizes trains with patches of {sizes} pixels in turn: {more}")
         self._patch_sizes, self._seed = patch_sizes, seed
+        self._generator = keras.random.SeedGenerator()
 
     def fits(self, config):
         return config.stem is None
@@ -123,9 +124,11 @@ class FlexiblePatches(OtherPatches):
             for size in self._patch_sizes
         ]
 
-    def choice(self) -> tf.Tensor:
-        key = tf.stack([tf.constant(self._seed % 2**31, tf.int32), self._step.value])
-        return tf.random.stateless_uniform((), key, 0, len(self._patch_sizes), tf.int32)
+    def choice(self):
+        state = self._generator.state
+        key = ops.stack([ops.cast(self._seed % 2**31, state.dtype), ops.cast(self._step.value, state.dtype)])
+        with keras.StatelessScope([(state, key)]):
+            return keras.random.randint((), 0, len(self._patch_sizes), seed=self._generator)
 
 
 class Resized:
@@ -162,13 +165,13 @@ class Resized:
     def __call__(self, images, training):
         # Read outside of the scope below, because the variables may have other values in that of the caller.
         mapping = [
-            (new, tf.convert_to_tensor(old)) for new, old in zip(self._seeds, _seeds(self._network), strict=True)
+            (new, ops.convert_to_tensor(old)) for new, old in zip(self._seeds, _seeds(self._network), strict=True)
         ]
         for key, value in values_by_key(self._network).items():
-            value, variable = tf.convert_to_tensor(value), self._variables[key]
+            value, variable = ops.convert_to_tensor(value), self._variables[key]
             if key in self._matrices:
                 matrix = self._matrices[key]
-                value = tf.reshape(matrix @ tf.reshape(value, (matrix.shape[1], -1)), variable.shape)
+                value = ops.reshape(matrix @ ops.reshape(value, (matrix.shape[1], -1)), variable.shape)
             mapping.append((variable, value))
         with keras.StatelessScope(mapping):
             return self._model(images, training=training)

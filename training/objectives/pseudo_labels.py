@@ -5,10 +5,12 @@
 ImageNet, its ViT-B reaches 71.0% and 79.7%. Of the code's two mixtures, MixUp is here and CutMix is not.
 """
 
-import keras
-import tensorflow as tf
+from typing import Any
 
-from training.objectives.objective import Objective, is_right, sums_of
+import keras
+from keras import ops
+
+from training.objectives.objective import Objective, averaged, is_right, sums_of
 from training.recipes.recipe import PseudoLabelRecipe
 
 
@@ -35,16 +37,16 @@ class PseudoLabels(Objective):
         def outputs(images, training):
             labeled, weak, strong = images
             rows, per_image = labeled.shape[0], weak.shape[1]
-            with keras.StatelessScope(list(zip(network.trainable_variables, averages, strict=True))):
+            with averaged(network, averages):
                 logits = trained(_flat(weak), training=False)
-            probabilities = tf.stop_gradient(tf.nn.softmax(tf.cast(logits, tf.float32)))
+            probabilities = ops.stop_gradient(ops.softmax(ops.cast(logits, "float32")))
             mixed, targets, confidence = probabilistic_mixup(_flat(strong), probabilities)
-            logits = trained(tf.concat([labeled, mixed], axis=0), training=training)
+            logits = trained(ops.concatenate([labeled, mixed], axis=0), training=training)
             return {
                 "labeled": logits[:rows],
-                "mixed": tf.reshape(logits[rows:], (rows, per_image, -1)),
-                "targets": tf.reshape(targets, (rows, per_image, -1)),
-                "confidence": tf.reshape(confidence, (rows, per_image)),
+                "mixed": ops.reshape(logits[rows:], (rows, per_image, -1)),
+                "targets": ops.reshape(targets, (rows, per_image, -1)),
+                "confidence": ops.reshape(confidence, (rows, per_image)),
             }
 
         return [outputs]
@@ -52,17 +54,17 @@ class PseudoLabels(Objective):
     def measure(self, images, labels, outputs, weights):
         """As `Objective.measure`; in evaluation, from logits (B, K), the cross-entropy alone."""
         recipe, is_training = self._recipe, isinstance(outputs, dict)
-        logits = tf.cast(outputs["labeled"] if is_training else outputs, tf.float32)
+        logits = ops.cast(outputs["labeled"] if is_training else outputs, "float32")
         losses = keras.losses.categorical_crossentropy(labels, logits, True, recipe.label_smoothing)
         if is_training:
-            mixed = tf.cast(outputs["mixed"], tf.float32)
+            mixed = ops.cast(outputs["mixed"], "float32")
             of_mixed = keras.losses.categorical_crossentropy(outputs["targets"], mixed, True, recipe.label_smoothing)
-            sure = tf.cast(outputs["confidence"] >= recipe.confidence, tf.float32)
-            losses += recipe.unlabelled_weight * tf.reduce_mean(sure * of_mixed, axis=-1)
+            sure = ops.cast(outputs["confidence"] >= recipe.confidence, "float32")
+            losses += recipe.unlabelled_weight * ops.mean(sure * of_mixed, axis=-1)
         return sums_of(losses, is_right(logits, labels), weights)
 
 
-def probabilistic_mixup(images: tf.Tensor, probabilities: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def probabilistic_mixup(images: Any, probabilities: Any) -> tuple:
     """Mix each image (N, h, w, C) with the one at its place from the end, by how sure their pseudo-labels (N, K) are.
 
     The share of an image is p / (p + q), with its probability p and the other's q, so an unsure one hardly changes a
@@ -70,16 +72,16 @@ def probabilistic_mixup(images: tf.Tensor, probabilities: tf.Tensor) -> tuple[tf
 
     Returns: images (N, h, w, C), targets (N, K) that sum to 1, and confidence (N,), that of the surer one.
     """
-    classes = tf.one_hot(tf.argmax(probabilities, axis=-1), probabilities.shape[-1])
-    own = tf.reduce_max(probabilities, axis=-1)
-    other = tf.reverse(own, [0])
+    classes = ops.one_hot(ops.argmax(probabilities, axis=-1), probabilities.shape[-1])
+    own = ops.max(probabilities, axis=-1)
+    other = ops.flip(own, 0)
     share = own / (own + other)
-    targets = share[:, None] * classes + (1.0 - share[:, None]) * tf.reverse(classes, [0])
-    of_pixels = tf.cast(share[:, None, None, None], images.dtype)
-    mixed = of_pixels * images + (1.0 - of_pixels) * tf.reverse(images, [0])
-    return mixed, targets, tf.maximum(own, other)
+    targets = share[:, None] * classes + (1.0 - share[:, None]) * ops.flip(classes, 0)
+    of_pixels = ops.cast(share[:, None, None, None], images.dtype)
+    mixed = of_pixels * images + (1.0 - of_pixels) * ops.flip(images, 0)
+    return mixed, targets, ops.maximum(own, other)
 
 
-def _flat(images: tf.Tensor) -> tf.Tensor:
+def _flat(images):
     """(B, n, h, w, C) -> (B * n, h, w, C)."""
-    return tf.reshape(images, (-1, *images.shape[2:]))
+    return ops.reshape(images, (-1, *images.shape[2:]))

@@ -10,10 +10,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import keras
-import tensorflow as tf
+from keras import ops
 
-from training.objectives.objective import Objective, sums_of
+from training.objectives.objective import Objective, averaged, sums_of
 from training.objectives.patches import Resized
 from training.recipes.recipe import PretrainRecipe
 
@@ -45,8 +44,8 @@ class SelfDistillation(Objective):
         """Return the teacher's decay after a number of steps: from the recipe's to 1 along half a cosine."""
 
         def decay_at(step):
-            done = tf.cast(step, tf.float32) / self._num_steps
-            return 1.0 - (1.0 - decay) * 0.5 * (1.0 + tf.cos(math.pi * done))
+            done = ops.cast(step, "float32") / self._num_steps
+            return 1.0 - (1.0 - decay) * 0.5 * (1.0 + ops.cos(math.pi * done))
 
         return decay_at
 
@@ -70,45 +69,45 @@ class SelfDistillation(Objective):
 
         def outputs(images, training):
             large, small = images if at_small_size is not None else (images, None)
-            with keras.StatelessScope(list(zip(network.trainable_variables, averages, strict=True))):
+            with averaged(network, averages):
                 of_average = trained(_crop_by_crop(large), training=False)
-            teacher = tf.stop_gradient(_split(of_average["teacher"], large.shape[1]))
-            center.update(tf.stop_gradient(of_average["student"]), recipe.accumulation)
+            teacher = ops.stop_gradient(_split(of_average["teacher"], large.shape[1]))
+            center.update(ops.stop_gradient(of_average["student"]), recipe.accumulation)
 
-            kernel = tf.convert_to_tensor(prototypes.value)
+            kernel = ops.convert_to_tensor(prototypes.value)
             # In the caller's scope this is the value that the student has, but the variable does not change.
-            prototypes.assign(tf.where(step.value < fixed_steps, tf.stop_gradient(kernel), kernel))
+            prototypes.assign(ops.where(step.value < fixed_steps, ops.stop_gradient(kernel), kernel))
             student = [_split(trained(_crop_by_crop(large), training=training)["student"], large.shape[1])]
             if at_small_size is not None:
                 of_small = at_small_size(_crop_by_crop(small), training=training)
                 student.append(_split(of_small["student"], small.shape[1]))
-            return {"student": tf.concat(student, axis=0), "teacher": teacher}
+            return {"student": ops.concatenate(student, axis=0), "teacher": teacher}
 
         return [outputs]
 
     def measure(self, images, labels, outputs, weights):
-        student, teacher = (tf.cast(outputs[name], tf.float32) for name in ("student", "teacher"))
+        student, teacher = (ops.cast(outputs[name], "float32") for name in ("student", "teacher"))
         in_evaluation = len(student.shape) == 2  # (B, K)
         if in_evaluation:
             student, teacher = student[None], teacher[None]
-        logarithms = tf.nn.log_softmax(teacher / TEACHER_TEMPERATURE)
-        targets = tf.exp(logarithms)
-        predicted = tf.nn.log_softmax(student / STUDENT_TEMPERATURE)
-        losses = -tf.einsum("tbk,sbk->bts", targets, predicted)
+        logarithms = ops.log_softmax(teacher / TEACHER_TEMPERATURE)
+        targets = ops.exp(logarithms)
+        predicted = ops.log_softmax(student / STUDENT_TEMPERATURE)
+        losses = -ops.einsum("tbk,sbk->bts", targets, predicted)
         if in_evaluation:
             losses = losses[:, 0, 0]
         else:
-            others = 1.0 - tf.eye(teacher.shape[0], student.shape[0])
-            losses = tf.reduce_sum(losses * others, axis=(1, 2)) / tf.reduce_sum(others)
-        entropies = -tf.reduce_mean(tf.reduce_sum(targets * logarithms, axis=-1), axis=0)
+            others = 1.0 - ops.eye(teacher.shape[0], student.shape[0])
+            losses = ops.sum(losses * others, axis=(1, 2)) / ops.sum(others)
+        entropies = -ops.mean(ops.sum(targets * logarithms, axis=-1), axis=0)
         return sums_of(losses, entropies, weights)
 
 
-def _crop_by_crop(crops: tf.Tensor) -> tf.Tensor:
+def _crop_by_crop(crops):
     """(B, n, h, w, C) -> (n * B, h, w, C)."""
-    return tf.reshape(tf.transpose(crops, (1, 0, 2, 3, 4)), (-1, *crops.shape[2:]))
+    return ops.reshape(ops.transpose(crops, (1, 0, 2, 3, 4)), (-1, *crops.shape[2:]))
 
 
-def _split(outputs: tf.Tensor, count: int) -> tf.Tensor:
+def _split(outputs, count: int):
     """(n * B, K) -> (n, B, K)."""
-    return tf.reshape(outputs, (count, -1, outputs.shape[-1]))
+    return ops.reshape(outputs, (count, -1, outputs.shape[-1]))

@@ -14,7 +14,7 @@ from keras_vit.cli.options import option_name
 from keras_vit.errors import refuse_without_effect
 from training.options.common import StrategyOptions, TrainingOptions
 
-_ALL_DEVICES, _OF_TENSORFLOW = "JAX uses all devices of all hosts", "it is written for TensorFlow"
+_ALL_DEVICES = "JAX uses all devices of all hosts"
 # Options and fields of recipes that JAX does not support: the values that it does, besides none and zero, and why.
 _ON_JAX: dict[str, tuple[tuple, str]] = {
     "strategy": (("auto",), _ALL_DEVICES),
@@ -27,10 +27,6 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
     "data_service": ((), "it was tried on TensorFlow alone"),
     "inspect_every": ((), "keras-vit inspect reads the finished run"),
     "profile_steps": ((), "TensorFlow's profiler does not see JAX"),
-    "target": (("classes",), _OF_TENSORFLOW),
-    "distillation": (("soft", "hard"), _OF_TENSORFLOW),
-    "patch_sizes": ((), _OF_TENSORFLOW),
-    "patch_dropout": ((), _OF_TENSORFLOW),
 }
 # Packages by which JAX runs on GPUs, and the driver in Windows Subsystem for Linux.
 _JAX_WITH_CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
