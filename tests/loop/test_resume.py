@@ -137,7 +137,7 @@ def killed_at_random_moments(folder: pathlib.Path, kills: int, *more: str) -> in
         begun, span = time.monotonic(), None
         before = set((folder / "checkpoints").glob("step-*")) if folder.exists() else set()
         while process.poll() is None:
-            temporary = list((folder / "checkpoints").glob("*.tmp*")) if wait_for_a_state else []
+            temporary = list((folder / "checkpoints").glob(".building/*/state.npz")) if wait_for_a_state else []
             if temporary:
                 while_writing += 1
                 break
