@@ -429,3 +429,5 @@ def test_a_model_card_names_what_is_set_of_a_recipe():
 def test_a_model_card_describes_the_preprocessing(resize, crop_from, sentence):
     preprocessing = keras_vit.Preprocessing((16, 24), resize=resize, crop_from=crop_from)
     assert preprocessing.summary() == (f"RGB, turned upright by the EXIF orientation, {sentence}, 0..255 to -1.0..1.0")
+    of_imagenet = dataclasses.replace(preprocessing, value_range=((-0.485 / 0.229, -2.0, -1.8), (2.2, 2.4, 2.6)))
+    assert of_imagenet.summary().endswith(" to [-2.1179, -2.0, -1.8]..[2.2, 2.4, 2.6]")
