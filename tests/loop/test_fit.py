@@ -59,7 +59,7 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
     assert finished.metrics()[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
     last = finished.metrics()[-1]
     rate = LearningRate(RECIPE.schedule, RECIPE.learning_rate, last["step"])
-    assert last["learning_rate"] == pytest.approx(float(rate(last["step"] - 1))) > 0.0  # of the row's last step
+    assert 0.0 < last["learning_rate"] == pytest.approx(float(rate(last["step"] - 1)))  # of the row's last step
     with (finished.path / "metrics.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics()

@@ -146,6 +146,7 @@ def killed_at_random_moments(folder: pathlib.Path, kills: int, *more: str) -> in
             if not wait_for_a_state and span is not None and time.monotonic() > span:
                 break
             assert time.monotonic() - begun < 300
+            time.sleep(0.001)  # less than it takes to write a state
         process.kill()
         process.communicate()
         if (folder / "model.keras").exists():
