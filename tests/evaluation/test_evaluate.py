@@ -345,7 +345,7 @@ def test_intervals_hold_the_measures_and_are_those_of_the_binomial():
     assert intervals(np.eye(7)[few], few, names)["classes"]["a"] == {
         "precision": pytest.approx([0.2065, 1.0], abs=1e-4),  # Wilson's of one of one
         "recall": pytest.approx([0.2065, 1.0], abs=1e-4),
-        "f1": [1.0, 1.0],
+        "f1": pytest.approx([2 * 0.2065 / 1.2065, 1.0], abs=1e-4),
     }
 
 

@@ -22,7 +22,7 @@ from keras_vit.errors import reading
 from keras_vit.files.remote import existing_file
 from keras_vit.scores import TOP_K, Scoring, softmax
 from training.data.dataset import Split
-from training.evaluation.intervals import draws, of_draws, of_share
+from training.evaluation.intervals import draws, of_draws, of_f1, of_share
 
 BINS = 15  # of confidence, of equal width
 _DRAWS = 1000  # of the bootstrap
@@ -151,8 +151,8 @@ def _binned(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Return 95% intervals [low, high] for the measures and each class.
 
-    Those of accuracies, and of precision and recall of a class, are Wilson's, which hold also where all images are
-    right; the others come from 1,000 draws of the images with replacement, those of a class from draws that have it.
+    Those of accuracies, and of precision, recall and F1 of a class, are Wilson's, which hold also where all images are
+    right; the others come from 1,000 draws of the images with replacement.
     They tell how much another sample of as many images may differ, not how much another training may. In draws the ECE
     is larger than in the images, because chance adds to every gap, so they are moved until their mean is the ECE.
     """
@@ -174,7 +174,6 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
             "log_loss": weights @ losses / total,
             "ece": np.abs(np.bincount(bins, weights * (correct - confidence), BINS)).sum() / total,
             **{f"macro_{name}": values[of_class > 0].mean() for name, values in scores.items()},
-            "f1": scores["f1"],
         }
 
     shares = {"accuracy": correct}
@@ -189,6 +188,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
     for k, name in enumerate(names):
         for share, of in (("precision", said[k]), ("recall", there[k])):
             found["classes"][name][share] = of_share(right[k], of) if of else None
+        found["classes"][name]["f1"] = of_f1(right[k], said[k], there[k])
     return found
 
 
@@ -215,12 +215,15 @@ def multi_label_intervals(logits: np.ndarray, targets: np.ndarray, names: Sequen
             "macro_f1": f1[there > 0.0].mean() if there.any() else np.nan,
             "log_loss": weights @ losses / total,
             "average_precision": average,
-            "f1": f1,
         }
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-        return {"exact_match": of_share(int(exact.sum()), total), **_intervals(_bootstrap(total, drawn), names)}
+        found = {"exact_match": of_share(int(exact.sum()), total), **_intervals(_bootstrap(total, drawn), names)}
+    counts = (each.sum(axis=0) for each in (truth & predicted, predicted, truth))
+    for name, *of_class in zip(names, *counts, strict=True):
+        found["classes"][name]["f1"] = of_f1(*of_class)
+    return found
 
 
 def _bootstrap(count: int, measured: Callable[[np.ndarray], Mapping[str, Any]]) -> dict[str, np.ndarray]:
