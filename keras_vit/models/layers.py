@@ -70,12 +70,17 @@ class ModelSpec(keras.layers.Layer):
     Args:
         model: the model configuration as a dict.
         preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
-        classes: the fields of `Classes` as a dict; None if the names of the classes are not known.
+        classes: the fields of `Classes` as a dict, a list of them for several heads; None if no names are known.
         task: the configuration of a further task, such as segmentation, as a dict; None for a classifier.
     """
 
     def __init__(
-        self, model: dict, preprocessing: dict, classes: dict | None = None, task: dict | None = None, **kwargs
+        self,
+        model: dict,
+        preprocessing: dict,
+        classes: dict | list[dict] | None = None,
+        task: dict | None = None,
+        **kwargs,
     ):
         # Every model starts with this layer, built or loaded; torch modules cannot have names with dots.
         if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
