@@ -63,6 +63,15 @@ class _ZeroCopy:
         return self._array
 
 
+def check_backend() -> None:
+    """Refuse torch, whose modules cannot have names with dots; the first layer of each model calls it."""
+    if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
+        raise UserError(
+            f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
+            "KERAS_BACKEND to tensorflow or jax before Keras is imported."
+        )
+
+
 @keras.saving.register_keras_serializable(PACKAGE)
 class ModelSpec(keras.layers.Layer):
     """Identity layer that stores the configuration and preprocessing of a model in its saved file.
@@ -82,12 +91,7 @@ class ModelSpec(keras.layers.Layer):
         task: dict | None = None,
         **kwargs,
     ):
-        # Every model starts with this layer, built or loaded; torch modules cannot have names with dots.
-        if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
-            raise UserError(
-                f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
-                "KERAS_BACKEND to tensorflow or jax before Keras is imported."
-            )
+        check_backend()
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
