@@ -136,8 +136,9 @@ class Run:
     @classmethod
     def of_model(cls, model: "keras.Model", name: str = "a model in memory", labels: tuple[str, ...] = ()) -> "Run":
         """Return a run of a model in memory, without files. labels: of its classes. Default: those that it knows."""
-        from keras_vit.models.build import classes_of  # lazy: imports Keras
+        from keras_vit.models.build import classes_of, model_spec  # lazy: imports Keras
 
+        model_spec(model)  # refuses a model that is not of keras_vit
         run, labels = cls(name), labels or classes_of(model) or ()
         known = {"model": model, "published": None, "labels": labels, "class_names": labels, "unknown": None}
         run.__dict__.update(known, directory=None)  # as `cached_property` stores what it has computed
@@ -240,6 +241,11 @@ class Run:
         model = logits_model(self.model)
         if self.labels:
             check_head(model, self.labels)
+        if len(model.outputs) != 1:
+            raise UserError(
+                f"{self.name} has {len(model.outputs)} outputs, but its logits alone are needed; give "
+                "keras.Model(model.input, logits)."
+            )
         if not classifies(model):
             raise UserError(
                 f"{self.name} has no head: it ends with features of shape {model.output_shape}; add one by keras-vit "
@@ -331,7 +337,9 @@ class Run:
     def is_multi_label(self) -> bool:
         """Whether an image may have several classes: as config.json of a run says, else as the model knows."""
         if self.texts is not None or not self.file(CONFIG):
-            return self._classes is not None and self._classes.multi_label
+            from keras_vit.models.build import is_multi_label  # lazy: imports Keras
+
+            return is_multi_label(self.model)
         recipe = self.settings.get("recipe")
         return isinstance(recipe, dict) and recipe.get("loss") == "multi-label"
 

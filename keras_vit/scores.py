@@ -165,19 +165,28 @@ def predict(
 
     Raises UserError for a file that is no image, and for a model without a head.
     """
-    from keras_vit.models.build import classifier_head, logits_model, preprocessing_of, saved_classes
+    from keras_vit.models import build  # lazy: imports Keras
 
-    if classifier_head(model) is None or len(model.outputs) != 1:
+    preprocessing = build.preprocessing_of(model)
+    if len(model.outputs) != 1:
+        raise UserError(
+            f"The model {model.name!r} has {len(model.outputs)} outputs; give keras.Model(model.input, logits) with "
+            "the one to predict."
+        )
+    if build.classifier_head(model) is None:
         raise UserError(f"The model {model.name!r} has no classes to predict; add a head by keras_vit.adapt.")
     files = [images] if isinstance(images, str | os.PathLike | bytes) else list(images)
     if len(files) == 1 and not isinstance(files[0], bytes) and to_path(files[0]).is_dir():
         files = list(image_files(to_path(files[0])))
-    classes, preprocessing, logits = saved_classes(model), preprocessing_of(model), logits_model(model)
-    scoring = Scoring(is_multi_label=classes is not None and classes.multi_label)
+    classes, scoring = build.saved_classes(model), Scoring(is_multi_label=build.is_multi_label(model))
+    # A model of its logits would be traced anew in each call.
+    is_probabilities = build.classifier_activation_of(model) is not None
+    network = model if is_probabilities else build.logits_model(model)
     results = list[dict[str, float]]()
     for begin in range(0, len(files), batch_size):
         batch = np.stack([preprocessing(preprocessing.decode(file)) for file in files[begin : begin + batch_size]])
-        rows = scoring.probabilities(np.asarray(logits.predict_on_batch(batch)))
+        outputs = np.asarray(network.predict_on_batch(batch))
+        rows = outputs if is_probabilities else scoring.probabilities(outputs)
         names = classes.labels if classes else tuple(map(str, range(rows.shape[-1])))
         results += [{names[k]: float(row[k]) for k in np.argsort(-row, kind="stable")} for row in rows]
     return results

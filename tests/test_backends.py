@@ -90,6 +90,8 @@ def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(nam
     name_backend("torch")
     with pytest.raises(UserError, match="TensorFlow and JAX backends of Keras, but this is torch"):
         keras_vit.build("testing", image_size=32)
+    with pytest.raises(UserError, match="TensorFlow and JAX backends of Keras, but this is torch"):
+        keras_vit.text_tower(FIXTURES / "tasks" / "hf_clip_two_towers")
 
 
 # JAX compiles every operator anew for every shape.

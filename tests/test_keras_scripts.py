@@ -12,6 +12,7 @@ import export
 import keras_vit
 import training
 from keras_vit import UserError, ViTConfig
+from keras_vit.run import Run
 from tests.support import FIXTURES, randomize
 from training import predict
 from training.data.pipeline import evaluation_batches
@@ -97,6 +98,37 @@ def test_predictions_and_measures_are_those_of_fit(photos, model):
         keras_vit.predict(keras_vit.adapt(model, num_classes=0), files)
 
 
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_predictions_are_the_probabilities_of_a_model_that_outputs_them(photos, model, activation):
+    probable = keras_vit.build(CONFIG, image_size=16, num_classes=2, classifier_activation=activation)
+    probable.set_weights(model.get_weights())
+    keras_vit.set_classes(probable, ["bee", "ant"])
+    file = photos / "ant" / "1.jpg"
+    (shares,) = keras_vit.predict(probable, file)
+    preprocess = keras_vit.preprocessing_of(probable)
+    images = preprocess(preprocess.decode(file))[None]
+    np.testing.assert_allclose([[shares["bee"], shares["ant"]]], probable(images), atol=1e-6)
+    assert probable.predict_function is not None  # another model would be traced in each call
+    assert Run.of_model(probable).is_multi_label == (activation == "sigmoid")
+
+
+def test_models_that_are_not_of_keras_vit_or_have_several_outputs_are_refused(photos, model):
+    class Wrapped(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+    for wrapped in (keras.Sequential([model]), Wrapped()):
+        for call in (keras_vit.predict, lambda wrapped, images: training.evaluate_model(wrapped, f"folder:{images}")):
+            with pytest.raises(UserError, match="contains a model of keras_vit, but is none itself"):
+                call(wrapped, photos)
+    two = keras.Model(model.input, [model.output, model.get_layer("pool").output], name="two")
+    with pytest.raises(UserError, match="'two' has 2 outputs; give keras.Model"):
+        keras_vit.predict(two, photos)
+    with pytest.raises(UserError, match="has 2 outputs, but its logits alone are needed"):
+        training.evaluate_model(two, f"folder:{photos}")
+
+
 @pytest.mark.slow
 def test_exports_of_a_model_in_memory_know_its_classes(photos, model, tmp_path):
     version = export.to_saved_model(model, tmp_path / "served", images=photos)
@@ -106,6 +138,7 @@ def test_exports_of_a_model_in_memory_know_its_classes(photos, model, tmp_path):
     keras_vit.set_classes(model, None)
     with pytest.raises(UserError, match="name them in Python by keras_vit.set_classes"):
         export.to_saved_model(model, tmp_path / "unnamed")
+    keras_vit.set_classes(model, ["bee", "ant"])
 
 
 def test_pixels_of_another_range_are_warned_of_in_predict(model):

@@ -132,7 +132,9 @@ def _measure(
             process = stack.enter_context(_RuntimeProcess(arguments, logits.with_suffix(".txt")))
             try:
                 process.answer()
-                found[form] = parity.compare(expected, np.load(logits))
+                values = np.load(logits)
+                parity.require_variation(form, expected.logits, values)
+                found[form] = parity.compare(expected, values)
                 if form in _EXACT:
                     parity.require_equal(form, found[form])
                 else:

@@ -45,15 +45,18 @@ def round_kernels(model: keras.Model, batches: Iterable[np.ndarray], in_four_bit
     """
     copy = float32_copy(model)
     readers = _readers(model)
-    with Progress("rounding weights (GPTQ)", len(readers), "inputs of dense layers") as progress:
-        for layers, moments, count in _second_moments(model, readers, list(batches)):
-            if count >= _FEWEST * len(moments):
-                order, inverse = inverse_factor(moments)
-                for layer in layers:
-                    kernel, *bias = copy.get_layer(layer.name).get_weights()
-                    form = (LARGEST_OF_FOUR, scale_block(len(kernel))) if layer.name in in_four_bits else ()
-                    copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse, *form), *bias])
-            progress.update()
+    # Each input is measured with others, and then its kernels are rounded: about the same time.
+    with Progress("rounding weights (GPTQ)", 2 * len(readers), "steps") as progress:
+        for measured in _second_moments(model, readers, list(batches)):
+            progress.update(len(measured))
+            for layers, moments, count in measured:
+                if count >= _FEWEST * len(moments):
+                    order, inverse = inverse_factor(moments)
+                    for layer in layers:
+                        kernel, *bias = copy.get_layer(layer.name).get_weights()
+                        form = (LARGEST_OF_FOUR, scale_block(len(kernel))) if layer.name in in_four_bits else ()
+                        copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse, *form), *bias])
+                progress.update()
     return copy
 
 
@@ -68,8 +71,11 @@ def _readers(model: keras.Model) -> list[list[keras.layers.Layer]]:
 
 def _second_moments(
     model: keras.Model, readers: list[list[keras.layers.Layer]], batches: list[np.ndarray]
-) -> Iterator[tuple[list[keras.layers.Layer], np.ndarray, int]]:
-    """Yield dense layers that read the same tensor, the sum of x x^T over its vectors (D, D), and their number."""
+) -> Iterator[list[tuple[list[keras.layers.Layer], np.ndarray, int]]]:
+    """Yield dense layers that read the same tensor, the sum of x x^T over its vectors (D, D), and their number.
+
+    Each list has those that are measured at a time.
+    """
     left, num_images = list(readers), sum(map(len, batches))
     while left:
         chosen, numbers = list[list[keras.layers.Layer]](), 0
@@ -80,7 +86,7 @@ def _second_moments(
         network = keras.Model(model.input, tensors)
         moments = [np.zeros((tensor.shape[-1],) * 2, np.float32) for tensor in tensors]
         counts, wanted = [0] * len(chosen), [_ENOUGH * len(sums) for sums in moments]
-        for images in tracked(batches, "calibration images", unit="batches"):
+        for images in tracked(iter(batches), "calibration images"):  # the time so far: often a few batches are enough
             if all(count >= enough for count, enough in zip(counts, wanted, strict=True)):
                 break
             for index, vectors in enumerate(keras.tree.flatten(network.predict_on_batch(images))):
@@ -90,7 +96,7 @@ def _second_moments(
                 if counts[index] < wanted[index]:
                     moments[index] += rows.T @ rows
                     counts[index] += len(rows)
-        yield from zip(chosen, moments, counts, strict=True)
+        yield list(zip(chosen, moments, counts, strict=True))
 
 
 def inverse_factor(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from keras_vit.errors import UserError, reading, shown
+from keras_vit.files.remote import first_bytes
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -38,8 +39,7 @@ def read_text(file: pathlib.Path, largest: int = LARGEST_SMALL) -> str:
 
 def read_bytes(file: pathlib.Path, largest: int = 2**24) -> bytes:
     """Return the content of a file of at most `largest` bytes. Raises ValueError for a larger one."""
-    with file.open("rb") as stream:
-        data = stream.read(largest + 1)
+    data = first_bytes(file, largest + 1)
     if len(data) > largest:
         raise ValueError(f"it has more than {largest:,} bytes")
     return data

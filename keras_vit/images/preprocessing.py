@@ -216,7 +216,7 @@ class Preprocessing:
         way += ["antialiased"] if self.antialias and self.interpolation not in ("area", "nearest") else []
         way += ["rounded to bytes, as Pillow does"] if self.dtype == "uint8" else []
         color = {1: "gray", 3: "RGB"}.get(self.channels, f"{self.channels} channels")
-        low, high = (json.dumps(end) for end in self.value_range)
+        low, high = (json.dumps(np.round(end, 4).tolist()) for end in self.value_range)
         turned = (
             "turned upright by the EXIF orientation" if self.exif_orientation else "the EXIF orientation is not applied"
         )

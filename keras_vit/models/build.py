@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import keras
 
@@ -152,6 +152,12 @@ def classifier_activation_of(model: keras.Model) -> str | None:
     return layer.activation.__name__ if layer is not None and layer.name == _PROBABILITIES else None
 
 
+def is_multi_label(model: keras.Model) -> bool:
+    """Whether an image may have several classes: as the `classifier_activation` says, else as the classes do."""
+    activation, classes = classifier_activation_of(model), saved_classes(model)
+    return activation == "sigmoid" if activation else classes is not None and classes.multi_label
+
+
 def logits_model(model: keras.Model) -> keras.Model:
     """The model up to its logits; the model itself if it has no classifier_activation.
 
@@ -203,7 +209,8 @@ def classifies(model: keras.Model) -> bool:
     head, config = classifier_head(model), config_of(model)
     of_texts = isinstance(config, ViTConfig) and config.normalized
     is_projection = isinstance(head, TokenDense) and not head.use_bias and not of_texts
-    return len(model.output_shape) == 2 and head is not None and not is_projection
+    is_one_vector = len(model.outputs) == 1 and len(model.output_shape) == 2
+    return is_one_vector and head is not None and not is_projection
 
 
 def config_of(model: keras.Model) -> ModelConfig:
@@ -238,11 +245,16 @@ def saved_classes(model: keras.Model) -> Classes | None:
     Those of a head that was replaced, or changed in its number of classes, are not returned.
     """
     spec = next((layer for layer in model.layers if isinstance(layer, ModelSpec)), None)
-    if spec is None or spec.classes is None:
+    if spec is None or not spec.classes:
         return None
-    classes = Classes(**spec.classes)
-    is_same_head = classes.head in (None, _head_name(model))
-    return classes if is_same_head and len(classes.labels) in numbers_of_classes(model) else None
+    head, numbers = _head_name(model), numbers_of_classes(model)
+    known = (Classes(**each) for each in _classes_of_heads(spec) if each.get("head") in (None, head))
+    return next((classes for classes in known if len(classes.labels) in numbers), None)
+
+
+def _classes_of_heads(spec: ModelSpec) -> list[dict]:
+    """The classes of each head; models with heads of their own may share the other layers, and so the spec."""
+    return spec.classes if isinstance(spec.classes, list) else [spec.classes] if spec.classes else []
 
 
 def set_classes(model: keras.Model, classes: Classes | Sequence[str] | None) -> None:
@@ -260,7 +272,10 @@ def set_classes(model: keras.Model, classes: Classes | Sequence[str] | None) -> 
         if len(classes.labels) not in numbers:
             check_number(classes.labels, "The argument classes", numbers[0] if numbers else 0, model.name)
         classes = dataclasses.replace(classes, head=_head_name(model))
-    model_spec(model).classes = None if classes is None else dataclasses.asdict(classes)
+    spec = model_spec(model)
+    known = [] if classes is None else [dataclasses.asdict(classes)]
+    known += [each for each in _classes_of_heads(spec) if each.get("head") not in (None, _head_name(model))]
+    spec.classes = known[0] if len(known) == 1 else known or None
 
 
 def numbers_of_classes(model: keras.Model) -> tuple[int, ...]:
@@ -409,19 +424,21 @@ def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
     if match := re.fullmatch(r"attention_(\d+)(?:_(row|column))?", name):
         axis = f".{match[2]}" if match[2] else ""
         return layers[f"Transformer.encoderblock_{match[1]}{axis}.MultiHeadDotProductAttention_1"]
-    tensor = available[name]()
-    return next(layer for layer in model.layers if layer.output is tensor)
+    layer = _maker(model, available[name]())
+    if layer is None:
+        raise UserError(f"No layer outputs {name!r} alone; take keras_vit.intermediates(model, {name!r}).")
+    return layer
 
 
 def _available(model: keras.Model) -> dict[str, Callable]:
-    """Return a function that gives the tensor for each name of `intermediates`."""
+    """Return a function that gives the tensor for each name of `intermediates`; a user may have cut the model."""
     config, layers = config_of(model), {layer.name: layer for layer in model.layers}
     if isinstance(config, ViTConfig):
         available = _inside_vit(config, layers)
     else:
-        available = _inside_resnet(config, layers) | {"pre_logits": lambda: layers["pool"].output}
+        available = _inside_resnet(config, layers) | _outputs(layers, {"pre_logits": ["pool"]})
     if head := classifier_head(model):
-        available["logits"] = lambda: logits_model(model).output
+        available["logits"] = lambda: logits_model(model).output if len(model.outputs) == 1 else head.output
         if "mean_of_heads" not in layers:
             available["pre_logits"] = lambda: head.input
     return available
@@ -438,7 +455,7 @@ def feature_map(model: keras.Model, name: str) -> keras.Model:
     if len(features.shape) == 3 and isinstance(config, ViTConfig):
         rows, columns = config.grid(preprocessing_of(model).image_size)
         patches = features[:, config.num_prefix_tokens :] if config.num_prefix_tokens else features
-        features = keras.layers.Reshape((rows, columns, features.shape[-1]))(patches)  # (B, h, w, D)
+        features = keras.layers.Reshape((rows, columns, features.shape[-1]), dtype="float32")(patches)  # (B, h, w, D)
     if len(features.shape) != 4 or name.startswith("attention_"):
         raise UserError(f"The intermediate {name!r} has no place in the image for each of its vectors; take a block's.")
     return keras.Model(model.input, features, name=f"{model.name}_{name}")
@@ -465,7 +482,8 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
     has_norm = config.final_norm and not config.norm_after_pooling
     last_norm = model.get_layer("Transformer.encoder_norm") if norm and has_norm else None
-    grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))
+    sides = config.grid(preprocessing_of(model).image_size)
+    grid = keras.layers.Reshape((*sides, config.hidden_size), dtype="float32")
     maps = {}
     for name, x in tokens.items():
         x = last_norm(x) if last_norm is not None else x
@@ -482,14 +500,17 @@ def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
     else:
         names = {"resnet_root": "resnet_root"}
         names |= {f"resnet_block{stage}": f"block{stage}.unit{units}" for stage, units in stages}
-    return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
+    return _outputs(layers, {name: [layer] for name, layer in names.items()})
+
+
+def _outputs(layers: dict, candidates: Mapping[str, Sequence[str]]) -> dict[str, Callable]:
+    """Name -> function that gives the output of the first of its layers that the model has, if it has one."""
+    found = {name: next((layer for layer in names if layer in layers), None) for name, names in candidates.items()}
+    return {name: lambda layer=layer: layers[layer].output for name, layer in found.items() if layer is not None}
 
 
 def _inside_vit(config: ViTConfig, layers: dict) -> dict:
     """Name -> function that gives the tensor; attention probabilities are computed only where they are asked for."""
-
-    def output(*candidates: str):
-        return next(layers[name].output for name in candidates if name in layers)
 
     def attention(block: str):
         projections = f"{block}.MultiHeadDotProductAttention_1"
@@ -497,29 +518,34 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
         scaled_or_rotated = "scaled_" if config.locality_attention else rotated
         parts = [f"{projections}.{part}" for part in (f"{scaled_or_rotated}query", f"{rotated}key", "relative")]
         scaled = layers[projections].scaled
-        return AttentionProbabilities(config.num_heads, scaled, name=f"{block}.attention_probabilities")(
-            *(layers[part].output for part in parts if part in layers)
+        # Whatever dtype policy is global now, what is inside of the model stays.
+        layer = AttentionProbabilities(
+            config.num_heads, scaled, dtype="float32", name=f"{block}.attention_probabilities"
         )
+        return layer(*(layers[part].output for part in parts if part in layers))
 
     available = _inside_resnet(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
     axes = {"_row": ".row", "_column": ".column"} if config.axial else {"": ""}
     first_norm = f"Transformer.encoderblock_0{next(iter(axes.values()))}.LayerNorm_0"
-    available["patch_embedding"] = lambda: output("embedding")
-    available["embedded"] = lambda: layers[first_norm].input
+    available |= _outputs(layers, {"patch_embedding": ["embedding"]})
+    if first_norm in layers:
+        available["embedded"] = lambda: layers[first_norm].input
+    last: list[str] = []
     for layer in range(config.num_layers):
         block = f"Transformer.encoderblock_{layer}"
-        available[f"block_{layer}"] = lambda block=block: output(f"{block}.column", block)
+        last = [f"{block}.column", block]
+        available |= _outputs(layers, {f"block_{layer}": last})
         for suffix, axis in axes.items():
-            available[f"attention_{layer}{suffix}"] = lambda name=f"{block}{axis}": attention(name)
+            if f"{block}{axis}.MultiHeadDotProductAttention_1" in layers:
+                available[f"attention_{layer}{suffix}"] = lambda name=f"{block}{axis}": attention(name)
+    encoded = ["Transformer.encoder_norm"] if config.final_norm else last
     if not config.norm_after_pooling:
-        last = f"Transformer.encoderblock_{config.num_layers - 1}"
-        available["encoded"] = lambda: output("Transformer.encoder_norm", f"{last}.column", last)
+        available |= _outputs(layers, {"encoded": encoded})
     if config.classifier != "none":
-        pooled = "Transformer.encoder_norm" if config.norm_after_pooling else "pool"
-        available["pre_logits"] = lambda: output("normalized", "pre_logits", pooled, "Transformer.encoder_norm", last)
-    if config.distillation == "head":
-        available["pre_logits"] = lambda: keras.layers.Average()([output("pool"), output("pool_distillation")])
-        if "head" in layers:
-            available["cls_logits"] = lambda: output("head")
-            available["distillation_logits"] = lambda: output("head_distillation")
+        pooled = encoded if config.norm_after_pooling or config.classifier == "unpooled" else ["pool"]
+        available |= _outputs(layers, {"pre_logits": ["normalized", "pre_logits", *pooled]})
+    if config.distillation == "head" and "pool_distillation" in layers:
+        pools = [layers[name].output for name in ("pool", "pool_distillation")]
+        available["pre_logits"] = lambda: keras.layers.Average(dtype="float32")(pools)
+        available |= _outputs(layers, {"cls_logits": ["head"], "distillation_logits": ["head_distillation"]})
     return available

@@ -90,11 +90,10 @@ def _with_checked_first_batch(dataset, preprocessing: Preprocessing, tf):
     if not first or not isinstance(first[0], tf.TensorSpec) or first[0].shape.rank != 4:
         return dataset
 
-    unseen = [True]  # the data set is read again in each epoch
+    unseen = iter([True])  # the data set is read again in each epoch, and by several threads at once on JAX
 
     def check(images) -> None:
-        if unseen.pop():
-            unseen.append(False)
+        if next(unseen, False):
             _check_range(images, preprocessing)
 
     def look(index, batch):

@@ -63,6 +63,15 @@ class _ZeroCopy:
         return self._array
 
 
+def check_backend() -> None:
+    """Refuse torch, whose modules cannot have names with dots; the first layer of each model calls it."""
+    if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
+        raise UserError(
+            f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
+            "KERAS_BACKEND to tensorflow or jax before Keras is imported."
+        )
+
+
 @keras.saving.register_keras_serializable(PACKAGE)
 class ModelSpec(keras.layers.Layer):
     """Identity layer that stores the configuration and preprocessing of a model in its saved file.
@@ -70,19 +79,19 @@ class ModelSpec(keras.layers.Layer):
     Args:
         model: the model configuration as a dict.
         preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
-        classes: the fields of `Classes` as a dict; None if the names of the classes are not known.
+        classes: the fields of `Classes` as a dict, a list of them for several heads; None if no names are known.
         task: the configuration of a further task, such as segmentation, as a dict; None for a classifier.
     """
 
     def __init__(
-        self, model: dict, preprocessing: dict, classes: dict | None = None, task: dict | None = None, **kwargs
+        self,
+        model: dict,
+        preprocessing: dict,
+        classes: dict | list[dict] | None = None,
+        task: dict | None = None,
+        **kwargs,
     ):
-        # Every model starts with this layer, built or loaded; torch modules cannot have names with dots.
-        if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
-            raise UserError(
-                f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
-                "KERAS_BACKEND to tensorflow or jax before Keras is imported."
-            )
+        check_backend()
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing

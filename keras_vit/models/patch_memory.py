@@ -73,8 +73,10 @@ def local_features(model: keras.Model, blocks: Sequence[int]) -> keras.Model:
     Raises UserError for a ResNet and for blocks that it does not have.
     """
     maps = list(feature_maps(model, blocks).output.values())
-    features = keras.layers.Concatenate(name="blocks")(maps) if len(maps) > 1 else maps[0]
-    average = keras.layers.AveragePooling2D(3, 1, "same", data_format="channels_last", name="neighborhood")
+    features = keras.layers.Concatenate(name="blocks", dtype="float32")(maps) if len(maps) > 1 else maps[0]
+    average = keras.layers.AveragePooling2D(
+        3, 1, "same", data_format="channels_last", name="neighborhood", dtype="float32"
+    )
     return keras.Model(model.input, average(features), name=f"{model.name}_patches")
 
 

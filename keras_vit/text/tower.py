@@ -17,7 +17,7 @@ from keras import ops
 from keras_vit.errors import check_integers, refuse_first
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.config import Gelu
-from keras_vit.models.layers import PACKAGE, TokenDense, initial, small_normal
+from keras_vit.models.layers import PACKAGE, TokenDense, check_backend, initial, small_normal
 from keras_vit.models.vit import layer_norm, mlp
 
 Pooling = Literal["first-end", "largest", "last"]
@@ -115,6 +115,7 @@ class TextEmbedding(keras.layers.Layer):
     """
 
     def __init__(self, vocab_size: int, length: int, width: int, **kwargs):
+        check_backend()
         super().__init__(**kwargs)
         self.vocab_size = vocab_size
         self.length = length

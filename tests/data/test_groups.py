@@ -16,7 +16,7 @@ from keras_vit.run import Run
 from training.checks import with_data
 from training.data.annotations.open_boxes import open_boxes
 from training.data.annotations.open_scenes import open_scenes
-from training.data.groups import groups_of, held_out, look_at
+from training.data.groups import groups_of, held_out, look_at, looks_of
 from training.data.known_images import check_group, check_held_out
 from training.data.sources import open_source
 from training.options.common import AnnotatedData, DataOptions
@@ -66,6 +66,12 @@ def test_images_of_one_color_and_transparent_ones_are_no_copies(tmp_path):
         image = PIL.Image.merge("RGBA", (*PIL.Image.new("RGB", alpha.size).split(), alpha))
         plain.append(save(tmp_path, f"{name}.png", image))
     assert len({*grouped(tmp_path, plain)}) == 5
+
+
+def test_an_image_that_may_not_be_read_has_no_look(tmp_path):
+    folder = tmp_path / "a.png"
+    folder.mkdir()  # whose bytes cannot be read, like those of a file without the permission
+    assert looks_of(lambda row: [folder, tmp_path / "missing.png"][row].read_bytes(), 2) == [None, None]
 
 
 def test_a_burst_is_of_one_camera_within_a_minute(tmp_path):

@@ -84,6 +84,9 @@ def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(mon
     found = multi_label_intervals(logits, targets, names)
     for name in ("mean_average_precision", "micro_f1", "macro_f1", "exact_match", "log_loss"):
         assert found[name][0] < measured[name] < found[name][1]
+    for name in "abc":
+        low, high = found["classes"][name]["f1"]
+        assert low < measured["classes"][name]["f1"] < high
     assert found["classes"]["d"]["average_precision"] is None
     everything_once = np.random.default_rng(0)
     monkeypatch.setattr(np.random, "default_rng", lambda seed: everything_once)

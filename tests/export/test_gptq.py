@@ -39,8 +39,12 @@ def test_in_four_bits_each_block_of_channels_keeps_its_scale():
     assert errors[0] < 0.5 * errors[1]
 
 
-def test_kernels_with_few_inputs_stay_as_they_are(tiny_model, tiny_images):
+def test_kernels_with_few_inputs_stay_as_they_are(tiny_model, tiny_images, monkeypatch):
+    steps = list[int]()
+    monkeypatch.setattr(gptq, "tracked", lambda batches, doing: batches)
+    monkeypatch.setattr(gptq.Progress, "update", lambda self, count=1: steps.append(count))
     found = gptq.round_kernels(tiny_model, [tiny_images] * 3)
+    assert steps == [len(steps) - 1] + [1] * (len(steps) - 1)  # what is measured counts before it is rounded
     for before, after in zip(tiny_model.layers, found.layers, strict=True):
         if not isinstance(before, keras.layers.Dense):
             continue

@@ -123,11 +123,43 @@ def test_features_of_single_images_are_those_of_the_content_that_files_have_now(
     assert "Changed" not in capsys.readouterr().out
 
 
+def test_only_images_that_were_added_are_computed_also_after_a_kill(place, copy, tmp_path, monkeypatch):
+    data, options = tmp_path / "data", ("--dtype", "float32")
+    shutil.copytree("data", data)
+    monkeypatch.chdir(tmp_path)
+    images = functools.partial(run, model=str(place / "model.keras"))
+    compute, write, computed = extraction._computed, store.write_part, list[int]()
+
+    def counted(split, *more):
+        computed.append(split.num_examples)
+        return compute(split, *more)
+
+    def killed(folder, description, split, number, part):
+        write(folder, description, split, number, part)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(extraction, "_computed", counted)
+    PIL.Image.effect_noise((9, 9), 90).save(data / "ant" / "000.png")  # the first, so that all others move
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(extraction, "write_part", killed)
+        images(copy, *options)
+    with pytest.raises(UserError, match="is not complete"):
+        open_index(str(copy))
+    images(copy, *options)
+    assert sum(computed) == 1
+    images("anew", *options)
+    index, anew = open_index(str(copy)), open_index("anew")
+    assert index.images == anew.images
+    np.testing.assert_allclose(index.embeddings(), anew.embeddings(), rtol=0, atol=1e-6)
+    assert files_of(copy).keys() == files_of(tmp_path / "anew").keys()
+    assert not (copy / "earlier").exists()
+
+
 def test_features_of_two_models_never_mix(copy):
     with pytest.raises(UserError, match="of two models are never mixed"):
         run(copy, model="other.keras")
     with pytest.raises(UserError, match="has features of other images"):
-        run(copy, photos=("loose",))
+        run(copy, "--dtype", "float32", photos=("loose",))
     with pytest.raises(UserError, match="has features of the type float32, not float16"):
         run(copy)
     part = copy / "train-00001.parquet"

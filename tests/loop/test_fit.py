@@ -22,6 +22,7 @@ from training.data.pipeline import training_batches
 from training.data.sources import DataOptions, array_split
 from training.loop import build, checkpoints
 from training.loop import pretrain as pretraining
+from training.loop.optimizers import LearningRate
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -56,6 +57,9 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
     assert (finished.path / "labels.txt").read_text().split() == list("0123456789")
     assert [record["epoch"] for record in finished.metrics()] == [1, 2, 3]
     assert finished.metrics()[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
+    last = finished.metrics()[-1]
+    rate = LearningRate(RECIPE.schedule, RECIPE.learning_rate, last["step"])
+    assert 0.0 < last["learning_rate"] == pytest.approx(float(rate(last["step"] - 1)))  # of the row's last step
     with (finished.path / "metrics.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics()

@@ -137,7 +137,7 @@ def killed_at_random_moments(folder: pathlib.Path, kills: int, *more: str) -> in
         begun, span = time.monotonic(), None
         before = set((folder / "checkpoints").glob("step-*")) if folder.exists() else set()
         while process.poll() is None:
-            temporary = list((folder / "checkpoints").glob("*.tmp*")) if wait_for_a_state else []
+            temporary = list((folder / "checkpoints").glob(".building/*/state.npz")) if wait_for_a_state else []
             if temporary:
                 while_writing += 1
                 break
@@ -146,6 +146,7 @@ def killed_at_random_moments(folder: pathlib.Path, kills: int, *more: str) -> in
             if not wait_for_a_state and span is not None and time.monotonic() > span:
                 break
             assert time.monotonic() - begun < 300
+            time.sleep(0.001)  # less than it takes to write a state
         process.kill()
         process.communicate()
         if (folder / "model.keras").exists():

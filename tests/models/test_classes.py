@@ -50,13 +50,19 @@ def test_a_model_has_its_names_in_every_form(tmp_path):
     assert open_model(open_run(source), source).labels == NAMES
 
 
-def test_names_do_not_follow_to_another_head():
+def test_names_do_not_follow_to_another_head(tmp_path):
     model = named()
     assert keras_vit.classes_of(keras_vit.adapt(model, num_classes=3)) is None
     own = keras.Model(model.input, keras.layers.Dense(3, name="own")(model.get_layer("pool").output))
     assert keras_vit.classes_of(own) is None
     keras_vit.set_classes(own, ["x", "y", "z"])
     assert keras_vit.classes_of(own) == ("x", "y", "z")
+    assert keras_vit.classes_of(model) == NAMES  # which shares all other layers
+    for each, names in ((model, NAMES), (own, ("x", "y", "z"))):
+        each.save(tmp_path / "own.keras")
+        assert keras_vit.classes_of(keras.models.load_model(tmp_path / "own.keras")) == names
+    keras_vit.set_classes(own, None)
+    assert (keras_vit.classes_of(own), keras_vit.classes_of(model)) == (None, NAMES)
     with pytest.raises(UserError, match="The argument classes names 2 classes, but the model model has 3"):
         keras_vit.set_classes(model, ["x", "y"])
 

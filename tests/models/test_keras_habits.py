@@ -1,5 +1,6 @@
 """What users of Keras expect from a model: arguments of `build`, dtypes, one intermediate, preprocessing as a layer."""
 
+import concurrent.futures
 import dataclasses
 import warnings
 
@@ -10,7 +11,9 @@ import pytest
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
-from keras_vit.models.build import logits_model
+from keras_vit.models.build import dtype_policy, logits_model
+from keras_vit.models.image_model import _with_checked_range
+from keras_vit.models.patch_memory import local_features
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
 ONE_BLOCK = dataclasses.replace(TINY, num_layers=1)
@@ -95,6 +98,39 @@ def test_one_name_gives_the_intermediate_itself(tiny_images):
     np.testing.assert_array_equal(block, keras_vit.intermediates(model, ["block_0"])(tiny_images)["block_0"])
     with pytest.raises(UserError, match="no intermediate named 'blok_0'; the nearest names are block_0"):
         keras_vit.intermediates(model, "blok_0")
+
+
+def test_a_global_policy_that_is_set_later_does_not_round_what_is_inside(tiny_images):
+    model = randomize(tiny())
+    expected = keras_vit.intermediates(model, "attention_0")(tiny_images)
+    with dtype_policy("mixed_bfloat16"):
+        found = keras_vit.intermediates(model, "attention_0")(tiny_images)
+        maps = keras_vit.feature_map(model, "block_0"), keras_vit.feature_maps(model, [0]), local_features(model, [0])
+    np.testing.assert_array_equal(found, expected)
+    assert {each.outputs[0].dtype for each in maps} == {"float32"}
+
+
+def test_a_model_that_was_cut_has_the_intermediates_that_are_left(tiny_images):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
+    cut = keras.Model(model.input, model.get_layer("Transformer.encoderblock_0").output)
+    assert list(keras_vit.intermediates(cut).output) == ["patch_embedding", "embedded", "block_0", "attention_0"]
+    with pytest.raises(UserError, match="no intermediate named 'block_1'; the nearest names are block_0"):
+        keras_vit.feature_map(cut, "block_1")
+    resnet = keras_vit.build(dataclasses.replace(TINY_STEM, preactivation=True), image_size=TINY_IMAGE)
+    cut = keras.Model(resnet.input, keras_vit.get_layer(resnet, "stage1").output)
+    assert list(keras_vit.intermediates(cut).output) == ["root", "stage1"]
+
+
+def test_what_makes_the_logits_may_be_an_operation_or_one_of_several_outputs(tiny_images):
+    model = randomize(tiny())
+    divided = keras.Model(model.input, model.output / 2.0)
+    assert keras_vit.get_layer(divided, "logits").output is divided.output
+    two = keras.Model(model.input, {"logits": model.output, "features": model.get_layer("pool").output})
+    assert keras_vit.get_layer(two, "logits").name == "head"
+    assert keras_vit.intermediates(two, "logits").output is model.output
+    mean = keras_vit.build(dataclasses.replace(ONE_BLOCK, distillation="head"), image_size=TINY_IMAGE)
+    with pytest.raises(UserError, match="No layer outputs 'pre_logits' alone"):
+        keras_vit.get_layer(mean, "pre_logits")
 
 
 def test_numpys_integers_are_integers_everywhere(tmp_path):
@@ -234,6 +270,15 @@ def test_fit_warns_once_of_pixels_in_another_range(compiled, form):
     assert len(warnings_of_fit(compiled, *form(PIXELS / 255, LABELS, 2))) == 1
     as_advised = keras_vit.preprocessing_of(compiled).normalize(PIXELS)
     assert warnings_of_fit(compiled, *form(as_advised, LABELS, 2)) == []
+
+
+def test_threads_that_read_the_looked_at_dataset_at_once_do_not_disturb_each_other(compiled):
+    # Keras does so on JAX.
+    images = PIXELS / 127.5 - 1
+    data = _with_checked_range(as_dataset(images, LABELS, 4)[0], keras_vit.preprocessing_of(compiled))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for batches in pool.map(list, [data] * 40):
+            np.testing.assert_array_equal(batches[0][0], images)
 
 
 def test_fit_is_silent_about_constant_and_slightly_shifted_images_and_several_replicas(compiled, monkeypatch):

@@ -65,7 +65,11 @@ def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluat
     statistics, means = student.get_layer("patches_statistics"), []
     for seed in (0, 1):
         images = tf.random.stateless_uniform((6, 16, 16, 3), (seed, 0), -1.0, 1.0)
-        objective.measure(images, None, student(images), weights)
+        known = {n: student.get_layer(f"{n}_statistics").standardized(x) for n, x in teacher(images).items()}
+        objective.whole_batch(None, weights, None)
+        losses, _ = objective.measure(images, None, student(images), weights)
+        # By the statistics before the step, which all replicas have in common; UNIC does so, too.
+        np.testing.assert_allclose(losses, feature_losses(student(images), known)[0], rtol=1e-5)
         features = teacher(images)["patches"].numpy().reshape(-1, 12)
         means.append((features.mean(0), (features**2).mean(0)))
         share = 1.0 / (1.0 + 0.99) if seed else 1.0  # of the newest batch
@@ -73,7 +77,9 @@ def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluat
         expected = (features - mean) / np.sqrt(square - mean**2)
         np.testing.assert_allclose(statistics.standardized(features), expected, rtol=1e-3, atol=1e-3)
     before = [np.array(variable) for variable in statistics.statistics]
-    losses, _ = objective.evaluation().measure(images, None, student(images), weights)
+    evaluation = objective.evaluation()
+    evaluation.whole_batch(None, weights, None)
+    losses, _ = evaluation.measure(images, None, student(images), weights)
     np.testing.assert_array_equal(before[0], statistics.total)
     wanted = {n: student.get_layer(f"{n}_statistics").standardized(x) for n, x in teacher(images).items()}
     np.testing.assert_allclose(losses, feature_losses(student(images), wanted)[0], rtol=1e-5)

@@ -6,6 +6,7 @@ a minute, as EXIF says. Imports no TensorFlow.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -65,9 +66,15 @@ def look_at(content: bytes) -> Look | None:
 
 
 def looks_of(read: Callable[[int], bytes], count: int) -> list[Look | None]:
-    """Return the looks of images, which are read by their numbers."""
+    """Return the looks of images, which are read by their numbers; None for one that cannot be read."""
+
+    def look(number: int) -> Look | None:
+        with contextlib.suppress(OSError):  # which the check of all images reports, with others
+            return look_at(read(number))
+        return None
+
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        looks = pool.map(lambda number: look_at(read(number)), range(count))
+        looks = pool.map(look, range(count))
         return list(tracked(looks, "Looking for near copies", count))
 
 

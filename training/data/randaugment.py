@@ -57,7 +57,7 @@ def _amount(name: str, level: float, pixels: tuple[int, int], shape: tf.TensorSh
     return {
         "Rotate": share * 30.0,  # degrees
         "Posterize": int(share * 4),  # bits
-        "Solarize": int(share * 256),
+        "Solarize": int(share * 256) % 256,  # the original's threshold is a byte: 0 at level 10, which inverts all
         "SolarizeAdd": int(share * 110),
         "ShearX": share * 0.3,
         "ShearY": share * 0.3,
@@ -115,13 +115,13 @@ def equalize(image: tf.Tensor) -> tf.Tensor:
 
 
 def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Return the highest bits alone; as TensorFlow's shifts, at least one and at most all of them."""
-    shift = tf.cast(tf.clip_by_value(8 - tf.cast(bits, tf.int32), 0, 7), tf.uint8)
+    """Return the highest bits alone, at least one; of more than all one too, for the original's shift is a byte."""
+    shift = tf.cast(tf.minimum((8 - tf.cast(bits, tf.int32)) % 256, 7), tf.uint8)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(image, shift), shift)
 
 
 def solarize(image: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Values from the threshold on inverted; at 256, which is level 10, none."""
+    """Values from the threshold on inverted."""
     return tf.where(tf.cast(image, tf.float32) < threshold, image, 255 - image)
 
 

@@ -13,6 +13,16 @@ def of_share(count: int, total: int) -> list[float]:
     return list(map(float, scipy.stats.binomtest(count, total).proportion_ci(_ENDS[1] - _ENDS[0], "wilson")))
 
 
+def of_f1(count: int, said: int, there: int) -> list[float] | None:
+    """Return the interval [low, high] of the F1 of a class: of what is `said` and `there`, `count` is both.
+
+    F1 is 2 s / (1 + s), where s is the share of both in what is said or there, which has Wilson's interval
+    (arXiv 2309.14621). None if there is nothing.
+    """
+    total = said + there - count
+    return [2.0 * end / (1.0 + end) for end in of_share(count, total)] if total else None
+
+
 def of_mean(values: Sequence[float]) -> list[float]:
     """Return the interval [low, high] of the mean of two values or more by Student's t."""
     error = np.std(values, ddof=1) / np.sqrt(len(values))

@@ -22,7 +22,7 @@ from keras_vit.errors import reading
 from keras_vit.files.remote import existing_file
 from keras_vit.scores import TOP_K, Scoring, softmax
 from training.data.dataset import Split
-from training.evaluation.intervals import draws, of_draws, of_share
+from training.evaluation.intervals import draws, of_draws, of_f1, of_share
 
 BINS = 15  # of confidence, of equal width
 _DRAWS = 1000  # of the bootstrap
@@ -32,7 +32,7 @@ _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")
 _LOWEST, HIGHEST_TEMPERATURE = 0.05, 20.0
 _HALVINGS = 60
 # In the place of minus infinity, the logit of a probability of 0.
-_LEAST_LOGIT = -1e4
+LEAST_LOGIT = -1e4
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
@@ -61,7 +61,9 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
         metrics["top5_accuracy"] = float(sklearn.metrics.top_k_accuracy_score(labels, logits, k=TOP_K, labels=classes))
     metrics["classes"] = _of_classes(names, num_examples=support, precision=precision, recall=recall, f1=f1)
     metrics["reliability"] = reliability(probabilities, labels)
-    metrics["confusion"] = sklearn.metrics.confusion_matrix(labels, predicted, labels=classes).tolist()
+    confusion = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
+    metrics["confusion"] = confusion.tolist()
     return metrics
 
 
@@ -106,7 +108,12 @@ def _of_classes(names: Sequence[str], **columns: np.ndarray) -> dict[str, dict[s
 
 def log_loss(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean negative log-likelihood in nats."""
-    return float(sklearn.metrics.log_loss(labels, probabilities, labels=np.arange(probabilities.shape[-1])))
+    return float(np.mean(_losses(probabilities, labels)))
+
+
+def _losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the negative log-likelihood (n,) in nats, cut off as in scikit-learn, which refuses a single class."""
+    return -np.log(np.clip(probabilities[np.arange(len(labels)), labels], np.finfo(np.float64).eps, 1.0))
 
 
 def decision_losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -151,8 +158,8 @@ def _binned(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Return 95% intervals [low, high] for the measures and each class.
 
-    Those of accuracies, and of precision and recall of a class, are Wilson's, which hold also where all images are
-    right; the others come from 1,000 draws of the images with replacement, those of a class from draws that have it.
+    Those of accuracies, and of precision, recall and F1 of a class, are Wilson's, which hold also where all images are
+    right; the others come from 1,000 draws of the images with replacement.
     They tell how much another sample of as many images may differ, not how much another training may. In draws the ECE
     is larger than in the images, because chance adds to every gap, so they are moved until their mean is the ECE.
     """
@@ -160,7 +167,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
     predicted = np.argmax(logits, axis=-1)
     correct = predicted == labels
     confidence, bins = _binned(probabilities)
-    losses = -np.log(np.clip(probabilities[np.arange(total), labels], np.finfo(np.float64).eps, 1.0))
+    losses = _losses(probabilities, labels)
 
     def drawn(weights: np.ndarray) -> dict[str, Any]:
         right = np.bincount(labels, weights * correct, count)
@@ -174,7 +181,6 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
             "log_loss": weights @ losses / total,
             "ece": np.abs(np.bincount(bins, weights * (correct - confidence), BINS)).sum() / total,
             **{f"macro_{name}": values[of_class > 0].mean() for name, values in scores.items()},
-            "f1": scores["f1"],
         }
 
     shares = {"accuracy": correct}
@@ -189,6 +195,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
     for k, name in enumerate(names):
         for share, of in (("precision", said[k]), ("recall", there[k])):
             found["classes"][name][share] = of_share(right[k], of) if of else None
+        found["classes"][name]["f1"] = of_f1(right[k], said[k], there[k])
     return found
 
 
@@ -215,12 +222,15 @@ def multi_label_intervals(logits: np.ndarray, targets: np.ndarray, names: Sequen
             "macro_f1": f1[there > 0.0].mean() if there.any() else np.nan,
             "log_loss": weights @ losses / total,
             "average_precision": average,
-            "f1": f1,
         }
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-        return {"exact_match": of_share(int(exact.sum()), total), **_intervals(_bootstrap(total, drawn), names)}
+        found = {"exact_match": of_share(int(exact.sum()), total), **_intervals(_bootstrap(total, drawn), names)}
+    counts = (each.sum(axis=0) for each in (truth & predicted, predicted, truth))
+    for name, *of_class in zip(names, *counts, strict=True):
+        found["classes"][name]["f1"] = of_f1(*of_class)
+    return found
 
 
 def _bootstrap(count: int, measured: Callable[[np.ndarray], Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -264,9 +274,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     The likelihood is concave in 1 / temperature, so halving an interval around the root of its derivative finds it.
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
-    logits = np.maximum(logits.astype(np.float64), _LEAST_LOGIT)
+    logits = np.maximum(logits.astype(np.float64), LEAST_LOGIT)
     own = logits[np.arange(len(labels)), labels]
-    if own.min() == _LEAST_LOGIT:  # which would decide the temperature
+    if own.min() == LEAST_LOGIT:  # which would decide the temperature
         raise UserError("Calibration needs a probability for each image's class, but one is 0; use the model itself.")
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):

@@ -208,9 +208,9 @@ def _single_label_paragraphs(metrics: Mapping[str, Any], confusion: np.ndarray, 
     pairs = [(names[row], names[column], str(n)) for row, column, n in most_confused(confusion, _CONFUSIONS)]
     return [
         *paragraphs,
-        "Intervals: Wilson's for accuracies, precision and recall, else percentile bootstrap with 1,000 resamples of "
-        "the images; the numbers are rounded to them, and evaluation.json has them in full. The expected calibration "
-        "error is that of 15 bins.",
+        "Intervals: Wilson's for accuracies and the scores of a class, else percentile bootstrap with 1,000 resamples "
+        "of the images; the numbers are rounded to them, and evaluation.json has them in full. The expected "
+        "calibration error is that of 15 bins.",
         markdown_table(header, rows, num_text_columns=1),
         markdown_table(("label", "predicted", "images"), pairs, num_text_columns=2) if pairs else "No mistakes.",
     ]
@@ -252,8 +252,8 @@ def multi_label_report(
         ],
         sentences=sentences,
         paragraphs=[
-            "Intervals: Wilson's for the images whose classes are all right, else percentile bootstrap with 1,000 "
-            "resamples of the images. Means of the classes leave out those without an image.",
+            "Intervals: Wilson's for the images whose classes are all right and for F1 of a class, else percentile "
+            "bootstrap with 1,000 resamples of the images. Means of the classes leave out those without an image.",
             *tables,
         ],
         predictions=predictions,

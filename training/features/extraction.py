@@ -8,8 +8,9 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import keras
@@ -21,6 +22,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig, task_of
 from keras_vit.cli.progress import Progress
 from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.atomic import locked, remove_temporary
+from keras_vit.files.remote import is_remote
 from keras_vit.models.config import identifying_fields
 from keras_vit.models.layers import PoolTokens
 from keras_vit.run import Run
@@ -53,6 +55,8 @@ from training.options.features import DESCRIPTION, EmbedOptions, IndexKind
 
 # The classifier of a model whose head reads the features of a kind.
 POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
+# Folder of files of an earlier list of images, until those of the next one are written.
+_EARLIER = "earlier"
 # Images that cannot be read of which the reasons are printed.
 _MOST_NAMED = 10
 _DROPS_ALPHA = (
@@ -174,7 +178,8 @@ def listing_of_files(files: Sequence[str]) -> Listing:
 def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     """Write the features of all images into a folder, or what is missing there; print what cannot be read.
 
-    Raises UserError for a folder with features of another model or of other images.
+    Images of which the folder has features keep them, where others were added or removed. Raises UserError for a folder
+    with features of another model, or of images most of which are no longer there.
     """
     splits = {name: split.num_examples for name, split in listing.splits.items()}
     description, extractor = describe_features(run, options, listing.labels, splits, listing.checksum)
@@ -214,18 +219,25 @@ def describe_features(
     return dataclasses.replace(description, data=data, settings=options.settings), extractor
 
 
-def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
-    """Make a folder ready for features. Raises UserError for one that holds the features of something else."""
+def start_folder(folder: pathlib.Path, description: FeatureDescription, listing: Listing | None = None) -> None:
+    """Make a folder ready for features. Raises UserError for one that holds the features of something else.
+
+    listing: of the images, if what the folder has of them is to be kept; see `_set_aside`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / DESCRIPTION).is_file():
         there = read_description(folder)
-        check_same_model(FeatureIndex(folder, there), description.fingerprint, description.features, description.model)
-        if any(getattr(there, name) != getattr(description, name) for name in ("splits", "checksum", "labels")):
-            what = "other images"
-        elif there.dtype != description.dtype:
+        index = FeatureIndex(folder, there)
+        check_same_model(index, description.fingerprint, description.features, description.model)
+        if there.dtype != description.dtype:
             what = f"the type {there.dtype}, not {description.dtype}"
-        else:
+        elif all(getattr(there, name) == getattr(description, name) for name in ("splits", "checksum", "labels")):
             return
+        elif listing is not None and _set_aside(index, listing):
+            write_description(folder, description)
+            return
+        else:
+            what = "other images"
     elif others := sorted(file.name for file in folder.glob("*.parquet")):
         what = f"something else, such as {others[0]}, but no {DESCRIPTION}"
     else:
@@ -234,27 +246,48 @@ def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
     raise UserError(f"{folder} has features of {what}; choose another --output.")
 
 
+def _set_aside(index: FeatureIndex, listing: Listing) -> bool:
+    """Move the files of an index aside, unless most of its images are not in the listing; return whether."""
+    files = [file for file in index.files() if file.is_file()]
+    paths = [path for file in files for path in index.paths(file)]
+    listed = {split.name(row) for split in listing.splits.values() for row in range(split.num_examples)}
+    if is_remote(index.folder) or 2 * sum(path in listed for path in paths) < len(paths):
+        return False
+    (index.folder / _EARLIER).mkdir(exist_ok=True)
+    for file in files:
+        file.replace(index.folder / _EARLIER / f"{index.description.checksum:08x}-{file.name}")
+    return True
+
+
 def write_features(
     folder: pathlib.Path, description: FeatureDescription, listing: Listing, extractor: Extractor
 ) -> FeatureIndex:
-    """Write the files of features that are not there yet, and those of images whose content has changed since."""
-    start_folder(folder, description)
+    """Write the files of features that are not there yet, and those of images whose content has changed since.
+
+    What earlier files have of an image, known by its content, is not computed again.
+    """
+    start_folder(folder, description, listing)
     index, changed = FeatureIndex(folder, description), list[str]()
-    missing = []
+    missing, replaced = [], sorted((folder / _EARLIER).glob("*.parquet"))
     for name, count in description.splits.items():
         for number in range(-(-count // PART)):
-            is_there = part_file(folder, name, number).is_file()
+            file = part_file(folder, name, number)
+            is_there = file.is_file()
             others = _changed(index, listing, name, number) if is_there and listing.files is not None else []
             missing += [] if is_there and not others else [(name, number)]
+            replaced += [file] if others else []
             changed += others
     if changed:
         print(f"Changed after their features were computed: {len(changed):,} images, such as {shown(changed[0])}.")
     total = sum(description.splits.values())
     left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
+    known = index.by_digest(replaced)
     with Progress("Features", total, done=total - left) as progress:
         for name, number in missing:
-            part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress)
+            part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress, known)
             write_part(folder, description, name, number, as_stored(part, description))
+    if not is_remote(folder):
+        shutil.rmtree(folder / _EARLIER, ignore_errors=True)
     return index
 
 
@@ -283,9 +316,17 @@ def _rows(split: Split, number: int) -> np.ndarray:
 
 
 def embed_rows(
-    listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: Progress | None = None
+    listing: Listing,
+    name: str,
+    rows: np.ndarray,
+    extractor: Extractor,
+    progress: Progress | None = None,
+    known: Mapping[int, np.ndarray] | None = None,
 ) -> Part:
-    """Return the features of some images of a split, in float32; files that are no images are its problems."""
+    """Return the features of some images of a split, in float32; files that are no images are its problems.
+
+    known: features by the digests of images, which are not computed.
+    """
     split, problems = listing.splits[name], {}
     if listing.files is not None:
         files, contents = [listing.files[row] for row in rows], FileContents()
@@ -298,11 +339,19 @@ def embed_rows(
             progress.update(len(bad))
     else:
         digests, labels = contents_of(split, rows)
+    found = [(known or {}).get(digest) for digest in digests.tolist()]
+    is_new = np.array([value is None for value in found], bool)
+    values = np.empty((len(rows), extractor.model.output_shape[-1]), np.float32)
+    if progress is not None:
+        progress.update(int(np.sum(~is_new)))
+    values[is_new] = _computed(split.take(rows[is_new]), extractor, progress)
+    for row in np.flatnonzero(~is_new):
+        values[row] = found[row]
     return Part(
         [split.name(int(row)) for row in rows],
         digests,
         [listing.labels[label] if listing.labels else None for label in labels],
-        _computed(split.take(rows), extractor, progress),
+        values,
         problems,
     )
 

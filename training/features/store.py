@@ -148,8 +148,24 @@ class FeatureIndex:
     def parts(self, splits: Sequence[str] | None = None) -> Iterator[np.ndarray]:
         """Yield the embeddings (n, D) file by file, in float16 or float32 as they are stored."""
         for file in self.files(splits):
-            column = self._table(file, ("embedding",))["embedding"].combine_chunks()
-            yield column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), self.description.width)
+            yield self._values(self._table(file, ("embedding",)))
+
+    def paths(self, file: pathlib.Path) -> list[str]:
+        """Return the paths of the images of a file."""
+        return self._table(file, ("path",))["path"].to_pylist()
+
+    def by_digest(self, files: Iterable[pathlib.Path]) -> dict[int, np.ndarray]:
+        """Return the embeddings (D,) in some files by the digests of their images."""
+        found: dict[int, np.ndarray] = {}
+        for file in files:
+            table = self._table(file, ("digest", "embedding"))
+            digests = (int(digest, 16) for digest in table["digest"].to_pylist())
+            found |= zip(digests, self._values(table), strict=True)
+        return found
+
+    def _values(self, table: pyarrow.Table) -> np.ndarray:
+        column = table["embedding"].combine_chunks()
+        return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), self.description.width)
 
     def embeddings(self, splits: Sequence[str] | None = None) -> np.ndarray:
         """Return all embeddings (n, D) float32, of some or all splits."""

@@ -127,9 +127,9 @@ class JaxTrainer(Trainer):
 
     def test_step(self, state, data):
         images, labels, weights = data
-        labels = self._validation.whole_batch(labels, weights, self._total)
         groups = self._test_groups()
         with keras.StatelessScope(_pairs(groups, state)) as scope:
+            labels = self._validation.whole_batch(labels, weights, self._total)
             trained = [v.value for v in self.ema or self.network.trainable_variables]
             others = [v.value for v in self.network.non_trainable_variables]
             outputs, _ = self._call(self.network, False, trained, others, images)

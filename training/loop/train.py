@@ -35,6 +35,7 @@ from training.loop.callbacks import (
 from training.loop.devices.service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, report_lost_workers
 from training.loop.dry_run import dry_run_report
+from training.loop.optimizers import LearningRate
 from training.loop.plan import Plan, Setup, print_summary, resolve
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
@@ -258,7 +259,9 @@ class Training:
         images_per_second: without the evaluation.
         """
         record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
-        record["learning_rate"] = float(np.array(self.trainer.optimizer.learning_rate))
+        recipe = self.plan.recipe  # the optimizer has the learning rate of the next step
+        rate = LearningRate(recipe.schedule, recipe.learning_rate, self.plan.num_steps)(self.step - 1)
+        record["learning_rate"] = float(keras.ops.convert_to_numpy(rate))
         self.records.append(record | {"images_per_second": images_per_second, "seconds": round(seconds, 3)})
         self.trainer.reset_metrics()
         self._seconds = 0.0

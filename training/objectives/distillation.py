@@ -135,7 +135,8 @@ class TeacherStatistics(keras.layers.Layer):
     """Moving mean and deviation of each channel of a teacher's features (..., D); what it is called on stays as it is.
 
     In the student, so that they are saved with its weights. They are sums with decreasing weights, divided by the sum
-    of these, and so exact from the first step on.
+    of these, and so exact from the first step on. As in UNIC, a step standardizes by the statistics of those before it,
+    the first one by none.
     """
 
     def build(self, input_shape):
@@ -163,6 +164,7 @@ class TeacherStatistics(keras.layers.Layer):
         total, squares, weight = (variable.value for variable in self.statistics)
         mean = ops.divide_no_nan(total, weight)
         variance = ops.maximum(ops.divide_no_nan(squares, weight) - ops.square(mean), 0.0)
+        variance = ops.where(weight > 0.0, variance, 1.0)
         return (x - mean) / (ops.sqrt(variance) + 1e-6)
 
 
@@ -215,14 +217,23 @@ class FeatureDistillation(Objective):
         same._in_training = False
         return same
 
+    def whole_batch(self, targets, weights, total):
+        # Statistics as before the step, so that all replicas and micro-batches standardize alike.
+        self._before = {
+            name: [variable.value for variable in self._student.get_layer(f"{name}_statistics").statistics]
+            for name in self._student.output
+        }
+        return targets
+
     def measure(self, images, labels, outputs, weights):
         expected = {}
         for name, x in self._teacher(images, training=False).items():
             statistics = self._student.get_layer(f"{name}_statistics")
             features = ops.stop_gradient(ops.cast(x, "float32"))
+            with keras.StatelessScope(list(zip(statistics.statistics, self._before[name], strict=True))):
+                expected[name] = ops.stop_gradient(statistics.standardized(features))
             if self._in_training:
                 statistics.update(features)
-            expected[name] = ops.stop_gradient(statistics.standardized(features))
         losses, cosines = feature_losses(outputs, expected)
         return sums_of(losses, cosines, weights)
 

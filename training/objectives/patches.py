@@ -46,7 +46,9 @@ class OtherPatches(Objective):
         config = keras_vit.config_of(model)
         if not isinstance(config, ViTConfig) or not self.fits(config):
             raise UserError(f"{self.needs}; leave it out.")
-        return self._objective.prepare(model)
+        prepared = self._objective.prepare(model)
+        self.constants = self._objective.constants
+        return prepared
 
     def measure(self, images, labels, outputs, weights):
         return self._objective.measure(images, labels, outputs, weights)

@@ -7,6 +7,7 @@ import struct
 import zlib
 
 import numpy as np
+import PIL.ExifTags
 import PIL.Image
 import pytest
 import tensorflow as tf
@@ -312,6 +313,14 @@ def test_a_mask_of_another_size_is_not_decoded(tmp_path, monkeypatch):
     monkeypatch.setattr(PIL.Image.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(UserError, match="has 4000x4000 pixels, but the image 16x16"):
         read_mask(tmp_path / "mask.png", (16, 16))
+
+
+@pytest.mark.parametrize("name", ["mask.png", "mask.tif"])
+def test_a_mask_is_seen_upright_like_its_image(name, tmp_path):
+    exif, values = PIL.Image.Exif(), np.arange(6, dtype=np.uint8).reshape(2, 3)
+    exif[PIL.ExifTags.Base.Orientation] = 6  # turn it clockwise
+    PIL.Image.fromarray(values).save(tmp_path / name, exif=exif)
+    np.testing.assert_array_equal(read_mask(tmp_path / name, (3, 2)), np.rot90(values, -1))
 
 
 def test_a_mask_with_a_palette_holds_its_indices(tmp_path):

@@ -11,10 +11,12 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 
 from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.images.decode import open_image
+from keras_vit.images.formats import orientation
 from keras_vit.models.config import SegmentationTask
 
 # In the segments of an image: pixels that belong to none, and those that are not counted, such as crowds.
@@ -98,16 +100,18 @@ def ignored_sentence(pixels: np.ndarray, which: str) -> str:
 
 @contextlib.contextmanager
 def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collection[str]) -> Iterator[PIL.Image.Image]:
-    """Yield the image of a mask, which is decoded when its pixels are read.
+    """Yield the image of a mask, seen upright, as its image is; it is decoded when its pixels are read.
 
     Raises UserError for a file that cannot be read, and one whose height and width, by its header, are not `size`.
     """
     unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", Exception)
     with unreadable, open_image(path, formats=formats) as image:  # decoders raise exceptions of many types
-        if size is not None and image.size != size[::-1]:
-            raise UserError(
-                f"its mask {path.name} has {image.height}x{image.width} pixels, but the image {size[0]}x{size[1]}"
-            )
+        turns = orientation(path.read_bytes())  # 1 for a TIFF file, which Pillow turns
+        height, width = image.size if turns >= 5 else image.size[::-1]
+        if size not in (None, (height, width)):
+            raise UserError(f"its mask {path.name} has {height}x{width} pixels, but the image {size[0]}x{size[1]}")
+        if turns > 1:
+            PIL.ImageOps.exif_transpose(image, in_place=True)
         yield image
 
 
