@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import socket
+import types
 import urllib.error
 
 import numpy as np
@@ -139,6 +140,20 @@ def test_records_read_by_position_are_those_of_tfds(monkeypatch):
 def test_a_split_that_is_not_there_or_empty_is_refused(options, words):
     with pytest.raises(UserError, match=words):
         open_source(DataOptions("tfds:mnist", str(TFDS), **options))
+
+
+def test_images_of_tfds_that_are_no_bytes_are_refused(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    features = {
+        "image": tfds.features.Tensor(shape=(8, 8, 3), dtype=np.float32),
+        "label": tfds.features.ClassLabel(num_classes=2),
+    }
+    info = types.SimpleNamespace(supervised_keys=("image", "label"), features=tfds.features.FeaturesDict(features))
+    builder = types.SimpleNamespace(name="floats", info=info)
+    monkeypatch.setattr(tfds_data, "tfds_builder", lambda name, data_dir: builder)
+    with pytest.raises(UserError, match="'floats' should be uint8, 0 to 255, but 'image' is float32; convert"):
+        open_source(DataOptions("tfds:floats"))
 
 
 def test_labels_outside_the_classes_are_refused():

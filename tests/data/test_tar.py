@@ -163,6 +163,8 @@ HOSTILE = {
     "a label alone": (CLS + END, "1.cls of .* is no image, but a label alone"),
     "no label": (member("1.jpg", size=3) + bytes(512) + END, "1.jpg of .* should have one label, .* after it; correct"),
     "two images": (member("1.jpg") + member("1.png") + END, "has the same name as .*; rename"),
+    "two images of one ending": (JPG + CLS + member("1.JPG") + END, "1.JPG of .* has the same name as 1.jpg; rename"),
+    "two labels of one ending": (JPG + CLS + CLS + END, "1.cls of .* has the same name as 1.cls; rename"),
     "a long label": (JPG + member("1.cls", size=2**20 + 1) + bytes(2**20 + 512) + END, "but 1.cls holds none"),
     "a label that is no text": (JPG + member("1.cls", size=2) + b"\xff\xfe".ljust(512, b"\0") + END, "cls holds none"),
     "several labels": (JPG + member("1.json", size=5) + b"[1,2]".ljust(512, b"\0") + END, "1.json holds none"),

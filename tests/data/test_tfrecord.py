@@ -166,8 +166,10 @@ def test_the_names_of_the_splits_are_those_of_folders(tmp_path):
 
 def test_a_label_that_is_no_line_of_labels_txt_is_named(tmp_path):
     write(tmp_path / "train.tfrecord", [(GOOD, 0), (GOOD, 2)])
-    write(tmp_path / "val.tfrecord", [(GOOD, 0)])
-    refuse_examples(open_source(DataOptions(f"tfrecord:{tmp_path}/*.tfrecord")).train, "has the label 2; correct")
+    write(tmp_path / "val.tfrecord", [(GOOD, 0), (GOOD, 2**32)])  # 0 in 32 bits
+    source = open_source(DataOptions(f"tfrecord:{tmp_path}/*.tfrecord"))
+    refuse_examples(source.train, "has the label 2; correct")
+    refuse_examples(source.evaluation, "has the label 4294967296; correct")
 
 
 def test_what_are_no_records_of_images_is_refused(tmp_path):

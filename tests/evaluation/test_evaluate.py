@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from training import evaluate as evaluate_command
 from training.checks import open_measured
 from training.data.dataset import Split
 from training.data.sources import DataOptions, DataSet, digits
-from training.evaluation.evaluate import evaluate
+from training.evaluation.evaluate import _predicted, evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictions import one_class
@@ -254,6 +255,10 @@ def test_data_of_other_classes_and_logits_that_are_no_numbers_are_refused(run, f
     logits[5], logits[6, :9] = -np.inf, -np.inf  # the last is that of a probability of 1
     with pytest.raises(UserError, match="outputs are not finite for 3 of 33 images"):
         answered(run, few_digits, tmp_path / "report", logits)
+    predictor = types.SimpleNamespace(predict=lambda split, batch_size: (logits[6:], few_digits.evaluation.labels[6:]))
+    found = measure(*_predicted(predictor, few_digits.evaluation, range(10), 5), tuple("0123456789"))
+    assert found["top5_accuracy"] >= 26 / 27
+    assert measure(np.zeros((3, 1)), np.zeros(3, int), ("0",))["log_loss"] == 0.0
 
 
 def test_a_model_of_another_number_of_classes_is_refused(run, no_data):

@@ -65,7 +65,10 @@ def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluat
     statistics, means = student.get_layer("patches_statistics"), []
     for seed in (0, 1):
         images = tf.random.stateless_uniform((6, 16, 16, 3), (seed, 0), -1.0, 1.0)
-        objective.measure(images, None, student(images), weights)
+        known = {n: student.get_layer(f"{n}_statistics").standardized(x) for n, x in teacher(images).items()}
+        losses, _ = objective.measure(images, None, student(images), weights)
+        # By the statistics before the step, which all replicas have in common; UNIC does so, too.
+        np.testing.assert_allclose(losses, feature_losses(student(images), known)[0], rtol=1e-5)
         features = teacher(images)["patches"].numpy().reshape(-1, 12)
         means.append((features.mean(0), (features**2).mean(0)))
         share = 1.0 / (1.0 + 0.99) if seed else 1.0  # of the newest batch

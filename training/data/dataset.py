@@ -234,10 +234,9 @@ def _known_labels(split: Split, what: str) -> np.ndarray:
 
 def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
     """Return a stored label as int32. The graph fails where it is no class, as `bad_examples_reported` knows."""
-    label = tf.cast(label, tf.int32)
     inside = tf.debugging.Assert((label >= 0) & (label < len(names)), [_LABEL_OUTSIDE, label])
     with tf.control_dependencies([inside]):
-        return tf.identity(label)
+        return tf.cast(label, tf.int32)
 
 
 @contextlib.contextmanager

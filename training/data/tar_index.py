@@ -121,7 +121,7 @@ def _walk(path: str, size: int, read: Read) -> tuple[np.ndarray, list[str]]:
     read, images = _ahead(read), []
     numbers: dict[str, int] = {}
     first, count = "", 0
-    for members in _examples(_members(path, size, read)):
+    for members in _examples(_members(path, size, read), path):
         first, count = first or next(iter(members.values())).name, count + len(members)
         image = _image_of(members, path)
         if image is not None:
@@ -202,8 +202,11 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
                 raise tarfile.ReadError("there is no header of a member")
 
 
-def _examples(members: Iterator[_Member]) -> Iterator[dict[str, _Member]]:
-    """Yield the members of each example by their endings in lower case, without folders and what is hidden."""
+def _examples(members: Iterator[_Member], path: str) -> Iterator[dict[str, _Member]]:
+    """Yield the members of each example by their endings in lower case, without folders and what is hidden.
+
+    Raises UserError for two images or two labels with one ending.
+    """
     key, example = ("", ""), dict[str, _Member]()
     for member in members:
         folder, _, name = member.name.rpartition("/")
@@ -214,7 +217,9 @@ def _examples(members: Iterator[_Member]) -> Iterator[dict[str, _Member]]:
             if example:
                 yield example
             key, example = (folder, stem), dict[str, _Member]()
-        example[ending.lower()] = member
+        if (other := example.get(ending := ending.lower())) and ending in (*_IMAGES, *_LABELS):
+            raise UserError(f"{shown(member.name)} of {path} has the same name as {shown(other.name)}; rename one.")
+        example[ending] = member
     if example:
         yield example
 

@@ -101,10 +101,21 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
     keys = builder.info.supervised_keys
     if keys is None or not isinstance(builder.info.features[keys[1]], tfds.features.ClassLabel):
         raise UserError(f"The data set {builder.name!r} has no image with one class label; its keys are {keys}.")
+    _check_bytes(builder, keys[0])
     labels = tuple(builder.info.features[keys[1]].names)
     splits = (train_split, eval_split or tfds_eval_split(builder))
     train, evaluation = (_tfds_split(builder, split, labels) for split in splits)
     return DataSet(labels, train, evaluation)
+
+
+def _check_bytes(builder, key: str) -> None:
+    """Raise UserError for images of other values than 0 to 255, which would be read as if they were these."""
+    if (dtype := builder.info.features[key].np_dtype) != np.uint8:
+        dtype = getattr(dtype, "__name__", dtype)
+        raise UserError(
+            f"The images of {builder.name!r} should be uint8, 0 to 255, but {key!r} is {dtype}; convert them, and give "
+            "--data their folder."
+        )
 
 
 def _split_info(builder, split: str):
@@ -196,6 +207,7 @@ def _mask_keys(builder) -> tuple[str, str]:
             f"The data set {builder.name} should have one image and one mask, which has one channel, but has the "
             f"images {listed}; save images and masks in folders, and give --data that folder."
         )
+    _check_bytes(builder, images[0])
     return images[0], masks[0]
 
 

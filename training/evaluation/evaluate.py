@@ -32,6 +32,7 @@ from training.data.known_images import check_evaluation_images, may_know_images
 from training.data.sources import DataSet, open_source
 from training.evaluation.intervals import of_share
 from training.evaluation.metrics import (
+    LEAST_LOGIT,
     calibration,
     intervals,
     measure,
@@ -210,7 +211,8 @@ def _predicted(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return logits (n, K) in the order of the classes of the data, and labels.
 
-    Raises UserError for invalid logits. Minus infinity is valid: the logarithm of probability 0.
+    Raises UserError for invalid logits. Minus infinity, the logarithm of probability 0, is replaced, because
+    scikit-learn refuses it.
     """
     logits, labels = predictor.predict(split, batch_size)
     bad = int(np.sum(np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)))
@@ -219,7 +221,7 @@ def _predicted(
             f"The model's outputs are not finite for {bad:,} of {len(logits):,} images; its weights are damaged, or "
             "its activations overflow."
         )
-    return np.take(logits, order, axis=1), labels
+    return np.maximum(np.take(logits, order, axis=1), LEAST_LOGIT), labels
 
 
 @exact_products()

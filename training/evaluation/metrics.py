@@ -32,7 +32,7 @@ _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")
 _LOWEST, HIGHEST_TEMPERATURE = 0.05, 20.0
 _HALVINGS = 60
 # In the place of minus infinity, the logit of a probability of 0.
-_LEAST_LOGIT = -1e4
+LEAST_LOGIT = -1e4
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
@@ -61,7 +61,9 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
         metrics["top5_accuracy"] = float(sklearn.metrics.top_k_accuracy_score(labels, logits, k=TOP_K, labels=classes))
     metrics["classes"] = _of_classes(names, num_examples=support, precision=precision, recall=recall, f1=f1)
     metrics["reliability"] = reliability(probabilities, labels)
-    metrics["confusion"] = sklearn.metrics.confusion_matrix(labels, predicted, labels=classes).tolist()
+    confusion = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(confusion, (labels, predicted), 1)
+    metrics["confusion"] = confusion.tolist()
     return metrics
 
 
@@ -106,7 +108,12 @@ def _of_classes(names: Sequence[str], **columns: np.ndarray) -> dict[str, dict[s
 
 def log_loss(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """Return the mean negative log-likelihood in nats."""
-    return float(sklearn.metrics.log_loss(labels, probabilities, labels=np.arange(probabilities.shape[-1])))
+    return float(np.mean(_losses(probabilities, labels)))
+
+
+def _losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the negative log-likelihood (n,) in nats, cut off as in scikit-learn, which refuses a single class."""
+    return -np.log(np.clip(probabilities[np.arange(len(labels)), labels], np.finfo(np.float64).eps, 1.0))
 
 
 def decision_losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -160,7 +167,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
     predicted = np.argmax(logits, axis=-1)
     correct = predicted == labels
     confidence, bins = _binned(probabilities)
-    losses = -np.log(np.clip(probabilities[np.arange(total), labels], np.finfo(np.float64).eps, 1.0))
+    losses = _losses(probabilities, labels)
 
     def drawn(weights: np.ndarray) -> dict[str, Any]:
         right = np.bincount(labels, weights * correct, count)
@@ -267,9 +274,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     The likelihood is concave in 1 / temperature, so halving an interval around the root of its derivative finds it.
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
-    logits = np.maximum(logits.astype(np.float64), _LEAST_LOGIT)
+    logits = np.maximum(logits.astype(np.float64), LEAST_LOGIT)
     own = logits[np.arange(len(labels)), labels]
-    if own.min() == _LEAST_LOGIT:  # which would decide the temperature
+    if own.min() == LEAST_LOGIT:  # which would decide the temperature
         raise UserError("Calibration needs a probability for each image's class, but one is 0; use the model itself.")
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):

@@ -136,7 +136,8 @@ class TeacherStatistics(keras.layers.Layer):
     """Moving mean and deviation of each channel of a teacher's features (..., D); what it is called on stays as it is.
 
     In the student, so that they are saved with its weights. They are sums with decreasing weights, divided by the sum
-    of these, and so exact from the first step on.
+    of these, and so exact from the first step on. As in UNIC, a step standardizes by the statistics of those before it,
+    the first one by none.
     """
 
     def build(self, input_shape):
@@ -164,6 +165,7 @@ class TeacherStatistics(keras.layers.Layer):
         total, squares, weight = (tf.convert_to_tensor(variable.value) for variable in self.statistics)
         mean = tf.math.divide_no_nan(total, weight)
         variance = tf.maximum(tf.math.divide_no_nan(squares, weight) - tf.square(mean), 0.0)
+        variance = tf.where(weight > 0.0, variance, 1.0)
         return (x - mean) / (tf.sqrt(variance) + 1e-6)
 
 
@@ -219,9 +221,10 @@ class FeatureDistillation(Objective):
         for name, x in self._teacher(images, training=False).items():
             statistics = self._student.get_layer(f"{name}_statistics")
             features = tf.stop_gradient(tf.cast(x, tf.float32))
+            with keras.StatelessScope():  # as before the step, so that all replicas and micro-batches standardize alike
+                expected[name] = tf.stop_gradient(statistics.standardized(features))
             if self._in_training:
                 statistics.update(features)
-            expected[name] = tf.stop_gradient(statistics.standardized(features))
         losses, cosines = feature_losses(outputs, expected)
         return sums_of(losses, cosines, weights)
 
