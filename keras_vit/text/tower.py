@@ -14,7 +14,7 @@ from typing import Literal
 import keras
 from keras import ops
 
-from keras_vit.errors import check_integers, refuse_first
+from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.config import Gelu
 from keras_vit.models.layers import PACKAGE, TokenDense, check_backend, initial, small_normal
@@ -97,6 +97,11 @@ class PadText(keras.layers.Layer):
         self.length = length
 
     def call(self, ids):
+        if (count := ids.shape[1]) is not None and count > self.length:
+            raise UserError(
+                f"The text tower takes up to {self.length} tokens, but these texts have {count}; cut them, as "
+                "keras_vit.tokenizer does."
+            )
         missing = self.length - ops.shape(ids)[1]
         return ops.reshape(ops.pad(ids, ((0, 0), (0, missing))), (-1, self.length))
 

@@ -51,6 +51,10 @@ def test_a_saved_tower_loads_and_gives_the_same(tmp_path):
 def test_a_causal_tower_takes_texts_without_their_padding():
     ids = golden(CLIP)["input_ids"]
     np.testing.assert_allclose(embed(tower(CLIP), ids[:2, :3]), embed(tower(CLIP), ids)[:2], rtol=0, atol=1e-6)
+    with pytest.raises(
+        keras_vit.UserError, match=f"takes up to {ids.shape[1]} tokens, but these texts have {2 * ids.shape[1]}"
+    ):
+        tower(CLIP)(np.tile(ids, 2))
 
 
 def with_arrays(folder, edit):
