@@ -90,9 +90,14 @@ def _upright(image: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
 
 
 def _jpeg(data: tf.Tensor, channels: int, most_pixels: tf.Tensor, *, accurate: bool) -> tf.Tensor:
-    pixels = _jpeg_pixels(data)
-    with tf.control_dependencies([tf.debugging.Assert(pixels <= most_pixels, ["too large"])]):
-        return tf.io.decode_jpeg(tf.identity(data), channels=channels, dct_method=dct_method(accurate=accurate))
+    data = checked_jpeg(data, most_pixels)
+    return tf.io.decode_jpeg(data, channels=channels, dct_method=dct_method(accurate=accurate))
+
+
+def checked_jpeg(data: tf.Tensor, most_pixels=LARGEST_IMAGE) -> tf.Tensor:
+    """Return the bytes of a JPEG. The graph fails where they declare more pixels than the maximum."""
+    with tf.control_dependencies([tf.debugging.Assert(_jpeg_pixels(data) <= most_pixels, ["too large"])]):
+        return tf.identity(data)
 
 
 def dct_method(*, accurate: bool) -> str:

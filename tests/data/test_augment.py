@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import struct
 import sys
 from collections.abc import Callable, Iterator
 
@@ -255,6 +256,14 @@ def test_a_window_of_a_file_is_that_of_the_decoded_image(encode, channels):
         edge = 2 if encode is tf.io.encode_jpeg else 0  # its colors are interpolated from what lies outside
         inside = (slice(edge, size[0] - edge), slice(edge, size[1] - edge))
         np.testing.assert_array_equal(window[inside], expected[inside])
+
+
+def test_a_jpeg_that_declares_too_many_pixels_is_refused_before_a_window_is_decoded():
+    data = tf.io.encode_jpeg(IMAGE).numpy()
+    sides = data.index(b"\xff\xc0") + 5
+    huge = data[:sides] + struct.pack(">HH", 60_000, 60_000) + data[sides + 4 :]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        augment.decode_and_inception_crop(tf.constant(huge), (1, 2), Preprocessing((6, 8), 3))
 
 
 def test_the_smaller_side_is_resized_and_any_window_cut_out():

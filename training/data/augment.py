@@ -61,13 +61,14 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
     """
 
     def from_jpeg() -> tf.Tensor:
-        begin, size = inception_window(tf.io.extract_jpeg_shape(data), seed)
+        jpeg = graph.checked_jpeg(data)
+        begin, size = inception_window(tf.io.extract_jpeg_shape(jpeg), seed)
         window = tf.concat([begin[:2], size[:2]], axis=0)
         method = graph.dct_method(accurate=preprocessing.library != "tensorflow")
         # libjpeg repeats gray as we do, at no cost; its gray of colors is not quite ours.
         if preprocessing.channels == 3:
-            return tf.io.decode_and_crop_jpeg(data, window, channels=3, dct_method=method)
-        return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(data, window, dct_method=method))
+            return tf.io.decode_and_crop_jpeg(jpeg, window, channels=3, dct_method=method)
+        return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(jpeg, window, dct_method=method))
 
     def from_any() -> tf.Tensor:
         return preprocessing.to_channels(inception_crop(preprocessing.decode(data), seed))
