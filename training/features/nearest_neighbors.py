@@ -16,7 +16,7 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.run import Run
 from training.data.dataset import random_subset
 from training.data.sources import DataSet
-from training.features.probe import Features, check_several_classes, computed_features, open_features, write_report
+from training.features.probe import Features, computed_features, open_features, write_report
 from training.loop.build import trained_model
 from training.options.features import KnnOptions
 
@@ -69,7 +69,6 @@ class WatchFeatures(keras.callbacks.Callback):
 
     def __init__(self, source: DataSet, run: Run, every: int | None):
         super().__init__()
-        check_several_classes(source)
         self._classes, self._every = len(source.labels), every
         self._splits = [
             random_subset(split, min(split.num_examples, most), seed=0)

@@ -82,7 +82,6 @@ def open_features(run: Run, source: DataSet, options: FeatureOptions) -> Feature
     """Return the features of a model for the images of a data set, from the index or the cache, or computed."""
     new_run = options.directory if isinstance(options, ProbeOptions) and options.output is None else None
     output = new_run or report_directory(run, options.output)
-    check_several_classes(source)
     check_evaluation_images(run, options.source, source)
     preprocessing = options.preprocessing(run.preprocessing)
     extractor = open_extractor(measured_model(run, options), preprocessing, options.features, options.batch_size)
@@ -101,12 +100,6 @@ def measured_model(run: Run, options: FeatureOptions) -> keras.Model:
         return run.model
     keras.utils.set_random_seed(0)
     return keras_vit.build(keras_vit.config_of(run.model), preprocessing=run.preprocessing, num_classes=None)
-
-
-def check_several_classes(source: DataSet) -> None:
-    """Raise UserError for data that leave nothing to tell apart."""
-    if len(source.labels) < 2:
-        raise UserError(f"The data have one class, {source.labels[0]!r}; at least two are needed to tell apart.")
 
 
 def _of_index(index: FeatureIndex, source: DataSet) -> list[Features]:
