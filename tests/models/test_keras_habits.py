@@ -133,16 +133,6 @@ def test_what_makes_the_logits_may_be_an_operation_or_one_of_several_outputs(tin
         keras_vit.get_layer(mean, "pre_logits")
 
 
-def test_intermediates_are_those_of_the_model_where_another_one_calls_the_same_layers(tiny_images):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3))
-    norm, pool, head = map(model.get_layer, ("Transformer.encoder_norm", "pool", "head"))
-    lens = keras.Model(model.input, head(pool(norm(model.get_layer("Transformer.encoderblock_0").output))))
-    for each in (model, lens):
-        inside = keras_vit.intermediates(each, ["encoded", "pre_logits"])(tiny_images)
-        np.testing.assert_array_equal(head(inside["pre_logits"]), each(tiny_images))
-        np.testing.assert_array_equal(head(pool(inside["encoded"])), each(tiny_images))
-
-
 def test_numpys_integers_are_integers_everywhere(tmp_path):
     two = np.int64(2)
     config = keras_vit.ViTConfig(np.int32(4), np.int64(12), two, np.uint8(3), np.int16(20))
