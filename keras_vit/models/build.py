@@ -405,7 +405,15 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
     for name in names or ():
         check_known("intermediate", name, available)
     outputs = {name: available[name]() for name in (available if names is None else names)}
-    return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+    network = keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+    # A layer's `output` is that of its first call, which may belong to another model with the same layers.
+    own = {id(layer) for layer in model.layers}
+    if any(layer.weights and id(layer) not in own for layer in network.layers):
+        raise UserError(
+            f"The model {model.name!r} calls layers that another model called before, so that these intermediates "
+            "would be those of the other one; save it, load the file, and take the intermediates of that model."
+        )
+    return network
 
 
 def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
