@@ -82,7 +82,7 @@ def corrupted(images: np.ndarray, kind: str, grade: float) -> np.ndarray:
 
 def head(values: np.ndarray, labels: np.ndarray, num_classes: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return logits (n, K) as a function of features."""
-    from training.features.labelling import head_probabilities
+    from training.features.active_learning import head_probabilities
     from training.features.probe import Features
 
     def logits(asked: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ def promises(values: np.ndarray, labels: np.ndarray, draws: int = 1000) -> None:
 
 def label_next(values: np.ndarray, labels: np.ndarray, names: Sequence[str], seeds: int = 10) -> None:
     """Compare the labels that methods need for the accuracy of random images."""
-    from training.features.labelling import choose, head_probabilities
+    from training.features.active_learning import choose, head_probabilities
     from training.features.lookup import unit_length
     from training.features.probe import Features
 

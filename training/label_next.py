@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.data.sources import open_source
-    from training.features.labelling import label_next
+    from training.features.active_learning import label_next
 
     label_next(run, open_source(options.source), files, options)
     probe = ("linear-probe", "--checkpoint", options.run, *options.source.arguments(), "--workdir", "runs/probe")

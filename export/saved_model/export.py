@@ -15,7 +15,7 @@ from export import parity, report
 from export.files import directory_bytes, disk_errors, write_beside
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
-from export.saved_model import objects
+from export.saved_model import dense_signatures
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import (
     add_shapes,
@@ -43,13 +43,13 @@ from keras_vit.promise import OUTPUTS
 # files with the Keras model.
 _WRITE: dict[type[Task], Callable[[Task, pathlib.Path], None]] = {
     Embedding: write_embeddings,
-    Detection: objects.write_detector,
-    Segmentation: objects.write_segmenter,
+    Detection: dense_signatures.write_detector,
+    Segmentation: dense_signatures.write_segmenter,
 }
 _MEASURE_FILES: dict[type[Task], Callable[[Task, parity.Reference, Mapping], Measures]] = {
     Embedding: measure_embeddings,
-    Detection: objects.measure_boxes,
-    Segmentation: objects.measure_segments,
+    Detection: dense_signatures.measure_boxes,
+    Segmentation: dense_signatures.measure_segments,
 }
 
 

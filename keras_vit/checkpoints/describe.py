@@ -12,7 +12,7 @@ from keras_vit.checkpoints.checkpoint import IN_FOLDER, Checkpoint, LoadOptions,
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import UnknownNumHeads, ambiguous_settings, infer_config, known_num_heads
 from keras_vit.checkpoints.layouts import num_classes_of
-from keras_vit.checkpoints.positions import known_image_size
+from keras_vit.checkpoints.stored_positions import known_image_size
 from keras_vit.errors import UserError
 from keras_vit.files.keras_model import is_keras_model, load_model
 from keras_vit.files.remote import first_bytes, is_remote, to_path

@@ -20,7 +20,7 @@ from keras_vit.checkpoints.infer_config import first_kernel, infer_blueprint
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
-from keras_vit.checkpoints.positions import stored_grid_of
+from keras_vit.checkpoints.stored_positions import stored_grid_of
 from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray

@@ -21,7 +21,7 @@ from keras_vit.checkpoints.key_mapping import (
     shape_of,
 )
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
-from keras_vit.checkpoints.positions import known_image_size, with_prefix_positions
+from keras_vit.checkpoints.stored_positions import known_image_size, with_prefix_positions
 from keras_vit.errors import UserError
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import (

@@ -21,7 +21,7 @@ from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import has_norm_after_pooling
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, heads_in, key_of, refuse_keys
-from keras_vit.checkpoints.positions import fit_positions
+from keras_vit.checkpoints.stored_positions import fit_positions
 from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.files.hdf5 import open_keras_weights
 from keras_vit.files.kinds import kind_of

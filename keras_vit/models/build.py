@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import keras
 
@@ -406,7 +405,15 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
     for name in names or ():
         check_known("intermediate", name, available)
     outputs = {name: available[name]() for name in (available if names is None else names)}
-    return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+    network = keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+    # A layer's `output` is that of its first call, which may belong to another model with the same layers.
+    own = {id(layer) for layer in model.layers}
+    if any(layer.weights and id(layer) not in own for layer in network.layers):
+        raise UserError(
+            f"The model {model.name!r} calls layers that another model called before, so that these intermediates "
+            "would be those of the other one; save it, load the file, and take the intermediates of that model."
+        )
+    return network
 
 
 def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
@@ -433,26 +440,16 @@ def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
 
 def _available(model: keras.Model) -> dict[str, Callable]:
     """Return a function that gives the tensor for each name of `intermediates`; a user may have cut the model."""
-    config, calls = config_of(model), _calls(model)
+    config, layers = config_of(model), {layer.name: layer for layer in model.layers}
     if isinstance(config, ViTConfig):
-        available = _inside_vit(config, calls)
+        available = _inside_vit(config, layers)
     else:
-        available = _inside_resnet(config, calls) | _outputs(calls, {"pre_logits": ["pool"]})
+        available = _inside_resnet(config, layers) | _outputs(layers, {"pre_logits": ["pool"]})
     if head := classifier_head(model):
-        call = calls[head.name]
-        available["logits"] = lambda: logits_model(model).output if len(model.outputs) == 1 else call.outputs[0]
-        if "mean_of_heads" not in calls:
-            available["pre_logits"] = lambda: call.input_tensors[0]
+        available["logits"] = lambda: logits_model(model).output if len(model.outputs) == 1 else head.output
+        if "mean_of_heads" not in layers:
+            available["pre_logits"] = lambda: head.input
     return available
-
-
-def _calls(model: keras.Model) -> dict[str, Any]:
-    """The first call of each layer within the model, a Node of Keras, by the name of the layer.
-
-    A layer's `output` is that of its first call ever, which may belong to another model with the same layers.
-    """
-    own = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
-    return {layer.name: next(node for node in layer._inbound_nodes if id(node) in own) for layer in model.layers}
 
 
 def feature_map(model: keras.Model, name: str) -> keras.Model:
@@ -502,7 +499,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     return keras.Model(model.input, maps, name=f"{model.name}_feature_maps")
 
 
-def _inside_resnet(config: ResNetConfig, calls: dict) -> dict:
+def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
     """Name of a feature map -> function that gives the tensor."""
     stages = list(enumerate(config.block_units, 1))
     if config.preactivation:
@@ -511,18 +508,16 @@ def _inside_resnet(config: ResNetConfig, calls: dict) -> dict:
     else:
         names = {"resnet_root": "resnet_root"}
         names |= {f"resnet_block{stage}": f"block{stage}.unit{units}" for stage, units in stages}
-    return _outputs(calls, {name: [layer] for name, layer in names.items()})
+    return _outputs(layers, {name: [layer] for name, layer in names.items()})
 
 
-def _outputs(calls: dict, candidates: Mapping[str, Sequence[str]]) -> dict[str, Callable]:
+def _outputs(layers: dict, candidates: Mapping[str, Sequence[str]]) -> dict[str, Callable]:
     """Name -> function that gives the output of the first of its layers that the model has, if it has one."""
-    found = {
-        name: next((calls[layer] for layer in names if layer in calls), None) for name, names in candidates.items()
-    }
-    return {name: lambda call=call: call.outputs[0] for name, call in found.items() if call is not None}
+    found = {name: next((layer for layer in names if layer in layers), None) for name, names in candidates.items()}
+    return {name: lambda layer=layer: layers[layer].output for name, layer in found.items() if layer is not None}
 
 
-def _inside_vit(config: ViTConfig, calls: dict) -> dict:
+def _inside_vit(config: ViTConfig, layers: dict) -> dict:
     """Name -> function that gives the tensor; attention probabilities are computed only where they are asked for."""
 
     def attention(block: str):
@@ -530,35 +525,35 @@ def _inside_vit(config: ViTConfig, calls: dict) -> dict:
         rotated = "rotated_" if config.is_rotary else ""
         scaled_or_rotated = "scaled_" if config.locality_attention else rotated
         parts = [f"{projections}.{part}" for part in (f"{scaled_or_rotated}query", f"{rotated}key", "relative")]
-        scaled = calls[projections].operation.scaled
+        scaled = layers[projections].scaled
         # Whatever dtype policy is global now, what is inside of the model stays.
         layer = AttentionProbabilities(
             config.num_heads, scaled, dtype="float32", name=f"{block}.attention_probabilities"
         )
-        return layer(*(calls[part].outputs[0] for part in parts if part in calls))
+        return layer(*(layers[part].output for part in parts if part in layers))
 
-    available = _inside_resnet(config.stem, calls) if isinstance(config.stem, ResNetConfig) else {}
+    available = _inside_resnet(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
     axes = {"_row": ".row", "_column": ".column"} if config.axial else {"": ""}
     first_norm = f"Transformer.encoderblock_0{next(iter(axes.values()))}.LayerNorm_0"
-    available |= _outputs(calls, {"patch_embedding": ["embedding"]})
-    if first_norm in calls:
-        available["embedded"] = lambda: calls[first_norm].input_tensors[0]
+    available |= _outputs(layers, {"patch_embedding": ["embedding"]})
+    if first_norm in layers:
+        available["embedded"] = lambda: layers[first_norm].input
     last: list[str] = []
     for layer in range(config.num_layers):
         block = f"Transformer.encoderblock_{layer}"
         last = [f"{block}.column", block]
-        available |= _outputs(calls, {f"block_{layer}": last})
+        available |= _outputs(layers, {f"block_{layer}": last})
         for suffix, axis in axes.items():
-            if f"{block}{axis}.MultiHeadDotProductAttention_1" in calls:
+            if f"{block}{axis}.MultiHeadDotProductAttention_1" in layers:
                 available[f"attention_{layer}{suffix}"] = lambda name=f"{block}{axis}": attention(name)
     encoded = ["Transformer.encoder_norm"] if config.final_norm else last
     if not config.norm_after_pooling:
-        available |= _outputs(calls, {"encoded": encoded})
+        available |= _outputs(layers, {"encoded": encoded})
     if config.classifier != "none":
         pooled = encoded if config.norm_after_pooling or config.classifier == "unpooled" else ["pool"]
-        available |= _outputs(calls, {"pre_logits": ["normalized", "pre_logits", *pooled]})
-    if config.distillation == "head" and "pool_distillation" in calls:
-        pools = [calls[name].outputs[0] for name in ("pool", "pool_distillation")]
+        available |= _outputs(layers, {"pre_logits": ["normalized", "pre_logits", *pooled]})
+    if config.distillation == "head" and "pool_distillation" in layers:
+        pools = [layers[name].output for name in ("pool", "pool_distillation")]
         available["pre_logits"] = lambda: keras.layers.Average(dtype="float32")(pools)
-        available |= _outputs(calls, {"cls_logits": ["head"], "distillation_logits": ["head_distillation"]})
+        available |= _outputs(layers, {"cls_logits": ["head"], "distillation_logits": ["head_distillation"]})
     return available

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import DetectionConfig, Preprocessing
 from keras_vit.files.keras_model import load_model
-from keras_vit.models.losses import DetectionWeights
+from keras_vit.models.matching_losses import DetectionWeights
 from tests.support import FIXTURES
 from training.data.annotations.images import Box, BoxedImage
 from training.data.annotations.open_boxes import BoxData

@@ -16,7 +16,7 @@ from keras_vit import DetectionConfig, Preprocessing, UserError
 from keras_vit.files.safetensors import read_json
 from keras_vit.models import detection
 from keras_vit.models.detection import overlaps, to_corners
-from keras_vit.models.losses import detection_losses, match_boxes, matched_queries
+from keras_vit.models.matching_losses import detection_losses, match_boxes, matched_queries
 from keras_vit.text.zero_shot import with_text_head
 from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_weights, changed_folder, others_slow
 

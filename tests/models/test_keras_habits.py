@@ -133,14 +133,17 @@ def test_what_makes_the_logits_may_be_an_operation_or_one_of_several_outputs(tin
         keras_vit.get_layer(mean, "pre_logits")
 
 
-def test_intermediates_are_those_of_the_model_where_another_one_calls_the_same_layers(tiny_images):
+def test_intermediates_are_never_those_of_another_model_with_the_same_layers(tiny_images, tmp_path):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3))
     norm, pool, head = map(model.get_layer, ("Transformer.encoder_norm", "pool", "head"))
     lens = keras.Model(model.input, head(pool(norm(model.get_layer("Transformer.encoderblock_0").output))))
-    for each in (model, lens):
-        inside = keras_vit.intermediates(each, ["encoded", "pre_logits"])(tiny_images)
-        np.testing.assert_array_equal(head(inside["pre_logits"]), each(tiny_images))
-        np.testing.assert_array_equal(head(pool(inside["encoded"])), each(tiny_images))
+    np.testing.assert_array_equal(head(keras_vit.intermediates(model, "pre_logits")(tiny_images)), model(tiny_images))
+    keras_vit.intermediates(lens, "block_0")
+    with pytest.raises(UserError, match="calls layers that another model called before"):
+        keras_vit.intermediates(lens, "pre_logits")
+    lens.save(tmp_path / "lens.keras")
+    loaded = keras.models.load_model(tmp_path / "lens.keras")
+    np.testing.assert_array_equal(head(keras_vit.intermediates(loaded, "pre_logits")(tiny_images)), lens(tiny_images))
 
 
 def test_numpys_integers_are_integers_everywhere(tmp_path):

@@ -15,7 +15,7 @@ import keras_vit
 from keras_vit import Preprocessing, SegmentationConfig, UserError
 from keras_vit.checkpoints.save import convert
 from keras_vit.files.safetensors import read_json
-from keras_vit.models.losses import match_masks, matched_masks, segmentation_losses, uncertain_points
+from keras_vit.models.matching_losses import match_masks, matched_masks, segmentation_losses, uncertain_points
 from keras_vit.models.segmentation import block_predictions, segment_outputs
 from tests.support import (
     FIXTURES,

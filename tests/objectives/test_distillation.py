@@ -28,8 +28,11 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
-@pytest.mark.parametrize("distillation", ["soft", pytest.param("hard", marks=pytest.mark.slow)])
-def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, upstream):
+@pytest.mark.parametrize(
+    ("distillation", "remat"), [("soft", False), pytest.param("hard", False, marks=pytest.mark.slow), ("hard", True)]
+)
+def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, remat, upstream, monkeypatch):
+    monkeypatch.setattr("training.loop.devices.kernels.on_cpu", lambda: False)  # whose form takes seconds to compile
     hard = distillation == "hard"
     config = dataclasses.replace(STUDENT, distillation="head") if hard else STUDENT
     recipe = dataclasses.replace(
@@ -52,7 +55,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
     else:
         expected = log_softmax(expected / 2.0)
         losses = 4.0 * np.sum(np.exp(expected) * (expected - actual[0]), axis=-1)
-    trainer = build_trainer(lambda: model, recipe, 6, execution=Execution())
+    trainer = build_trainer(lambda: model, recipe, 6, execution=Execution(remat=remat))
     logs = trainer.train_on_batch(images, labels, return_dict=True)
     assert float(logs["loss"]) == pytest.approx(np.mean(losses), rel=1e-4)
 

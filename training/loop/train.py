@@ -32,7 +32,7 @@ from training.loop.callbacks import (
     save_images,
     write_curves,
 )
-from training.loop.devices.service import served_batches
+from training.loop.devices.data_service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, report_lost_workers
 from training.loop.dry_run import dry_run_report
 from training.loop.optimizers import LearningRate

@@ -76,7 +76,7 @@ class Trainer(keras.Model):
             self._make_variables()
             self._forwards = objective.forwards(network, trained, self.step, self.ema)
         self._random.extend(objective.random)
-        self._segments = segments(trained) if execution.remat else []
+        self._segments = segments(*self._forwards) if execution.remat else []
         self.built = True
 
     def _make_variables(self) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import task_of
-from keras_vit.models import losses as model_losses
+from keras_vit.models import matching_losses
 from keras_vit.models.config import SegmentationConfig
 from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.layers import CHANNELS_LAST
@@ -59,7 +59,7 @@ def matched_in_step(costs, labels):
 
 
 def _matched(costs, labels) -> np.ndarray:
-    return model_losses.matched_queries(np.asarray(costs), np.asarray(labels) >= 0)
+    return matching_losses.matched_queries(np.asarray(costs), np.asarray(labels) >= 0)
 
 
 class MaskSetPrediction(DenseObjective):
@@ -77,7 +77,7 @@ class MaskSetPrediction(DenseObjective):
     metrics = ("loss",)
 
     def __init__(self, num_points: int | None = None, num_steps: int = 1):
-        self._num_points, self._num_steps, self._weights = num_points, num_steps, model_losses.SegmentationWeights()
+        self._num_points, self._num_steps, self._weights = num_points, num_steps, matching_losses.SegmentationWeights()
 
     def prepare(self, model):
         self._seeds = keras.random.SeedGenerator(0)  # of the points
@@ -125,12 +125,12 @@ class MaskSetPrediction(DenseObjective):
         num_points = self._num_points or min(_POINTS, mask_logits.shape[1] * mask_logits.shape[2])
         # The same for all images, so that evaluation does not depend on the size of its batches.
         points = keras.random.uniform((num_points, 2), dtype="float32", seed=seed)
-        costs = model_losses.mask_costs(class_logits, mask_logits, labels, masks, points, weights)
+        costs = matching_losses.mask_costs(class_logits, mask_logits, labels, masks, points, weights)
         matched = matched_in_step(costs, labels)
         if in_training:
-            logits = ops.stop_gradient(model_losses.matched_masks(mask_logits, matched))
-            points = model_losses.uncertain_points(logits, num_points, seed)
-        sums = model_losses.segmentation_sums(class_logits, mask_logits, labels, masks, matched, points, weights)
+            logits = ops.stop_gradient(matching_losses.matched_masks(mask_logits, matched))
+            points = matching_losses.uncertain_points(logits, num_points, seed)
+        sums = matching_losses.segmentation_sums(class_logits, mask_logits, labels, masks, matched, points, weights)
         num_targets, num_queries = targets["num_targets"], class_logits.shape[1]
         importance = num_targets + weights.no_object * (num_queries - num_targets)
         return (
@@ -178,9 +178,9 @@ class BoxSetPrediction(DenseObjective):
     def measure(self, images, targets, outputs, weights):
         """As `Objective.measure`. targets: {"labels": (B, T), "boxes": (B, T, 4), "num_targets": (B,)}."""
         logits, boxes = ops.cast(outputs["class_logits"], "float32"), ops.cast(outputs["boxes"], "float32")
-        labels, wanted, shares = targets["labels"], targets["boxes"], model_losses.DetectionWeights()
-        matched = matched_in_step(model_losses.box_costs(logits, boxes, labels, wanted, shares), labels)
-        sums = model_losses.detection_sums(logits, boxes, labels, wanted, matched)
+        labels, wanted, shares = targets["labels"], targets["boxes"], matching_losses.DetectionWeights()
+        matched = matched_in_step(matching_losses.box_costs(logits, boxes, labels, wanted, shares), labels)
+        sums = matching_losses.detection_sums(logits, boxes, labels, wanted, matched)
         total = sum(getattr(shares, name) * of_images for name, of_images in sums.items())
         losses = weights * total / targets["num_targets"]
         counts = ops.sum(ops.cast(labels >= 0, "float32"), axis=1)  # (B,)

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_vit
 from tests.support import randomize
 from training import label_next
-from training.features.labelling import choose, head_probabilities, worth
+from training.features.active_learning import choose, head_probabilities, worth
 from training.features.probe import Features
 
 pytestmark = pytest.mark.usefixtures("models_read_once")
@@ -73,7 +73,7 @@ def test_more_labels_are_worth_something_until_they_are_not():
 
 
 def test_the_command_writes_a_list_and_a_page(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("training.features.labelling._DRAWS", 2)
+    monkeypatch.setattr("training.features.active_learning._DRAWS", 2)
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     digits = sklearn.datasets.load_digits()
     for number in range(120):

@@ -10,8 +10,8 @@ from keras_vit import Preprocessing
 from tests.support import assert_equal_weights
 from training.data.pipeline import training_batches
 from training.data.sources import array_split
-from training.loop.devices import service
-from training.loop.devices.service import served_batches
+from training.loop.devices import data_service
+from training.loop.devices.data_service import served_batches
 from training.recipes.pretrain import RECIPES
 
 _RECIPE = dataclasses.replace(RECIPES["digits"], image_size=(4, 8), batch_size=5, mixup=0.2)
@@ -63,7 +63,7 @@ def test_the_batches_of_a_stopped_worker_are_made_here():
 
 
 def test_without_workers_the_batches_are_made_here_and_it_says_so(monkeypatch):
-    monkeypatch.setattr(service, "_PATIENCE", 0.2)
+    monkeypatch.setattr(data_service, "_PATIENCE", 0.2)
     dispatcher, _ = running(0)
     with pytest.warns(UserWarning, match=r"The data service at grpc://localhost:\d+ gave no batch for"):
         assert_same(served_batches(dispatcher.target, batches, first_step=0, num_steps=4), 0, 4)
