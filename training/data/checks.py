@@ -4,7 +4,7 @@ import itertools
 import os
 import pathlib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
@@ -188,9 +188,10 @@ def files_of_splits(pattern: str, splits: Mapping[str, str | None]) -> dict[str,
     return files
 
 
-def labels_beside(files: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+def labels_beside(files: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return where labels.txt is, in the folder that files have in common, and its names; none without it."""
-    path = os.path.join(os.path.commonpath([os.path.dirname(file) for file in files]), LABELS)
+    folder = os.path.commonpath([os.path.dirname(file) for file in files])
+    path = str(type(to_path(files[0]))(folder, LABELS))  # with the slash of gs:// that commonpath drops
     return path, distinct_names(read_labels(path), path) if to_path(path).is_file() else ()
 
 
