@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -60,14 +61,28 @@ def _put_a_folder_there(index: pathlib.Path) -> None:
     (index / "mine").touch()
 
 
+def _claim(*more: int) -> Callable[[pathlib.Path], None]:
+    """Add to the lengths of the first records of an index."""
+
+    def claim(index: pathlib.Path) -> None:
+        with np.load(index) as archive:
+            arrays = dict(archive)
+        arrays["lengths"][: len(more)] += more
+        np.savez(index, **arrays)
+
+    return claim
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
+        (_claim(10**12, -(10**12)), "records.npz is damaged; the records are indexed again"),
+        (_claim(*[2**62] * 4), "records.npz does not fit .*a, which has changed; its"),  # 0, as int64 adds them
         (lambda index: write(index.with_name("c"), [b"another", b"and"]), "does not fit .*c, which has changed; its"),
         (_truncate, "records.npz is damaged; the records are indexed again"),
         (_put_a_folder_there, r"records.npz cannot be written \(Is a directory\), so each run indexes"),
     ],
-    ids=["stale", "damaged", "not to be written"],
+    ids=["negative", "overflowing", "stale", "damaged", "not to be written"],
 )
 def test_an_index_that_cannot_be_used_is_named_and_made_anew(damage, words, files, capsys):
     contents(files)

@@ -109,7 +109,13 @@ def test_headers_are_read_once_and_again_where_a_file_has_changed(tmp_path, monk
     (tmp_path / "tars.npz").write_bytes((tmp_path / "tars.npz").read_bytes()[:99])
     opened(tmp_path)
     assert len(scanned) == 3
-    assert "tars.npz is damaged; the tar files are indexed again" in capsys.readouterr().out
+    with np.load(tmp_path / "tars.npz") as archive:
+        arrays = dict(archive)
+    arrays["images"].view(tar_index.IMAGE)["label"] = -1
+    np.savez(tmp_path / "tars.npz", **arrays)
+    opened(tmp_path)
+    assert len(scanned) == 6
+    assert capsys.readouterr().out.count("tars.npz is damaged; the tar files are indexed again") == 2
 
 
 def test_images_are_not_read_to_index_them(tmp_path, monkeypatch):
@@ -232,8 +238,11 @@ def test_a_bad_image_is_named_and_skipped_on_request(tmp_path, capsys):
 
 def test_tar_files_of_a_bucket_are_read_by_the_same_places(tmp_path):
     write(tmp_path / "a.tar", labeled(range(20)))
-    tf.io.gfile.copy(str(tmp_path / "a.tar"), "ram://tars/a.tar", overwrite=True)
+    (tmp_path / "labels.txt").write_text("ant\nbee\n")
+    for name in ("a.tar", "labels.txt"):
+        tf.io.gfile.copy(str(tmp_path / name), f"ram://tars/{name}", overwrite=True)
     remote, local = open_source(DataOptions("tar:ram://tars/*.tar")), opened(tmp_path)
     assert remote.fingerprint == local.fingerprint
+    assert remote.labels == ("ant", "bee")
     assert contents(remote.train) == contents(local.train)
     assert (remote.train.parallel_reads, local.train.parallel_reads) == (256, None)

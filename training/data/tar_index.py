@@ -90,11 +90,12 @@ def _parsed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[Version, 
     """Return of each file name its version and its images, and the texts of the labels."""
     text = json.loads(arrays["text"].tobytes())
     images, ends = arrays["images"].view(IMAGE), np.cumsum([count for *_, count in text["files"]])
-    parts = np.split(images, ends[:-1]) if len(ends) else []
-    if len(images) != (ends[-1] if len(ends) else 0) or images["label"].max(initial=-1) >= len(text["labels"]):
+    parts, labels = np.split(images, ends[:-1]) if len(ends) else [], text["labels"]
+    fits = images["label"].min(initial=0) >= 0 and images["label"].max(initial=-1) < len(labels)
+    if len(images) != (ends[-1] if len(ends) else 0) or not fits or not all(isinstance(each, str) for each in labels):
         raise ValueError
     files = {name: ((size, time), part) for (name, size, time, _), part in zip(text["files"], parts, strict=True)}
-    return files, text["labels"]
+    return files, labels
 
 
 class _Member(NamedTuple):

@@ -256,7 +256,7 @@ def read_index(index: str, parse: Callable[[Mapping[str, np.ndarray]], Parsed], 
         return parse(read_npz(index))
     except RemoteError:
         raise
-    except (ValueError, KeyError, TypeError):  # UserError is a ValueError
+    except (ValueError, LookupError, TypeError, RecursionError):  # UserError is a ValueError
         print(f"The index {index} is damaged; the {what} are indexed again.")
         return None
 
@@ -276,7 +276,8 @@ def _lengths_in(
     index = os.path.join(folder, RECORD_INDEX)
     known = read_index(index, _lengths_of, "records") or {}
     lengths = {path: known[os.path.basename(path)] for path in sizes if os.path.basename(path) in known}
-    ends = {path: int(own.sum()) + len(own) * (HEADER + FOOTER) for path, own in lengths.items()}
+    # In float64, which does not wrap: a length is the memory that its record takes, and no file is trusted.
+    ends = {path: own.sum(dtype=float) + len(own) * (HEADER + FOOTER) for path, own in lengths.items()}
     stale = [path for path, end in ends.items() if end != sizes[path]]
     if stale:
         print(f"The index {index} does not fit {stale[0]}, which has changed; its records are indexed again.")
@@ -301,8 +302,10 @@ def write_index(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) ->
 
 def _lengths_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the lengths by the names of the files."""
-    names, counts = json.loads(arrays["names"].tobytes()), arrays["counts"]
-    return dict(zip(names, np.split(arrays["lengths"], np.cumsum(counts)[:-1]), strict=True))
+    names, counts, lengths = json.loads(arrays["names"].tobytes()), arrays["counts"], arrays["lengths"]
+    if lengths.dtype != np.int64 or lengths.min(initial=0) < 0:
+        raise ValueError
+    return dict(zip(names, np.split(lengths, np.cumsum(counts)[:-1]), strict=True))
 
 
 def scan(path: str) -> np.ndarray:

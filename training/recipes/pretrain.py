@@ -311,7 +311,8 @@ def _masked_patch(target: Target, corruption: float = 0.5) -> PretrainRecipe:
 def _masked_autoencoder() -> PretrainRecipe:
     """MAE's ViT-B/16, 800 epochs of ImageNet-1k ("Masked Autoencoders Are Scalable Vision Learners" appendix A.1).
 
-    The paper's beta2 is 0.95, its crops have 20 to 100% of the area; here they are 0.999 and 5 to 100%.
+    The paper's beta2 is 0.95, its crops have 20 to 100% of the area; here they are 0.999 and 5 to 100%. The positions
+    are big_vision's: their last frequency is 1e-4, in the official code (`util/pos_embed.py`) 1e-4 ** (1 - 4 / width).
     """
     model = _vit("MAE-B_16")
     return PretrainRecipe(
