@@ -17,7 +17,7 @@ import pytest
 
 from keras_vit.files.npz import read_npz
 from tests.interruptions import after_checkpoints, assert_ended_alike
-from tests.loop.devices.test_service import running, stop
+from tests.loop.devices.test_data_service import running, stop
 from tests.support import replaced
 from training import pretrain
 from training.loop import checkpoints, train
