@@ -18,6 +18,7 @@ import random
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 import types
@@ -94,9 +95,10 @@ class RemotePath(pathlib.PosixPath):
         return str(self) == str(to_path(other_path))
 
     def stat(self, **_) -> Any:
-        """`st_size` and `st_mtime_ns` alone."""
+        """`st_mode`, `st_size` and `st_mtime_ns` alone."""
         status = self._ask("stat")
-        return types.SimpleNamespace(st_size=status.length, st_mtime_ns=status.mtime_nsec)
+        mode = stat.S_IFDIR if status.is_directory else stat.S_IFREG
+        return types.SimpleNamespace(st_mode=mode, st_size=status.length, st_mtime_ns=status.mtime_nsec)
 
     def iterdir(self) -> Generator["RemotePath", None, None]:
         return (self / name.rstrip("/") for name in self._ask("listdir") if name.rstrip("/"))

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.files import remote
 from keras_vit.files.atomic import atomic_folder, atomic_write, staged
+from keras_vit.files.documents import read_text
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import first_bytes, is_remote, local_copy, local_path, to_path
 from tests.support import without_pauses
@@ -67,6 +68,9 @@ def test_files_are_written_listed_read_and_removed(folder):
     assert not (folder / "inside").is_file()
     assert (folder / "b.txt").is_file()
     assert (folder / "b.txt").stat().st_size == 5
+    assert read_text(folder / "b.txt") == "again"
+    with pytest.raises(UserError, match="is not a regular file"):
+        read_text(folder / "inside")
     assert (folder / "inside" / "a.txt").read_text() == "é"
     assert (first_bytes(folder / "b.txt", 2), first_bytes(folder / "b.txt", 9)) == (b"ag", b"again")
     assert sorted(path.name for path in local_copy(folder).iterdir()) == ["b.txt"]

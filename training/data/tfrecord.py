@@ -185,7 +185,8 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     for split in splits.values():
         _check_shards(split)
     names_file, names = labels_beside(files)
-    existing_file(names_file, "write one with a class in each line, which the TFRecord files need")
+    if not names:
+        existing_file(names_file, "write one with a class in each line, which the TFRecord files need")
     train, evaluation = (_record_split(splits[split], names, on_bad_image) for split in ("train", "test"))
     return DataSet(names, train, evaluation)
 
