@@ -304,6 +304,10 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path):
     for option in ("shots", "seeds", "l2"):
         with pytest.raises(UserError, match=f"--{option} must be"):
             training.fewshot.main(["--run", str(run.path), "--data", "digits", f"--{option}", "0"])
+    known = digits().train
+    one = dataclasses.replace(digits(), train=known.take(np.flatnonzero(known.labels == 0)))
+    with pytest.raises(UserError, match="The training data have one class, '0'; at least two are needed"):
+        linear_models.fewshot(*_opened(FewshotOptions, run.path, tmp_path, one))
 
 
 def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):

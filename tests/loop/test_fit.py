@@ -16,6 +16,7 @@ import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.models.layers import no_init_weights
 from keras_vit.run import Run
+from tests.data.test_tar import labeled, write
 from tests.interruptions import Interrupted, assert_ended_alike
 from tests.support import fetched, randomize
 from training.data.pipeline import training_batches
@@ -208,6 +209,15 @@ def test_what_cannot_be_trained_is_refused_and_leaves_nothing(recipe, options, w
     with pytest.raises(UserError, match=words):
         pretraining.pretrain(arguments(recipe=dataclasses.replace(RECIPE, **recipe), **options), "tiny")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_of_one_class_are_refused(tmp_path):
+    write(tmp_path / "zeros.tar", [member for n in range(0, 40, 2) for member in labeled(range(n, n + 1))])
+    source = DataOptions(f"tar:{tmp_path}/*.tar")
+    options = dataclasses.replace(arguments(tmp_path / "run"), source=source)
+    with pytest.raises(UserError, match="have one class, '0'; at least two"):
+        pretraining.pretrain(options, "tiny")
+    assert not (tmp_path / "run").exists()
 
 
 class KilledAtBegin(keras.callbacks.Callback):

@@ -307,6 +307,14 @@ def check_some_read(count: int) -> None:
         raise UserError("None of the images could be read; convert them, or give others.")
 
 
+def check_several_classes(source: DataSet) -> None:
+    """Raise UserError for training data that leave nothing to tell apart, as far as their labels are known."""
+    known = source.train.labels
+    present = source.labels if known is None else [source.labels[label] for label in np.unique(known)]
+    if len(present) < 2:
+        raise UserError(f"The training data have one class, {present[0]!r}; at least two are needed to tell apart.")
+
+
 def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], where: object) -> None:
     """Raise UserError unless the images to train and to evaluate on have the same classes."""
     if only := sorted({*train} ^ {*evaluation}):

@@ -168,7 +168,7 @@ def _lines(rows: Any, path: object, num_columns: int, place_of: Mapping[str, int
 def check_several_classes(names: Collection[str], path: object) -> None:
     """Raise UserError for fewer than two classes."""
     if len(names) < 2:
-        raise UserError(f"{path} must have images of at least two classes.")
+        raise UserError(f"{path} must list images of at least two classes.")
 
 
 def _cells(line: str, separator: str) -> list[str]:

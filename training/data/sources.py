@@ -27,7 +27,6 @@ from training.data.dataset import (
     without_autograph,
 )
 from training.data.image_folder import csv_list, folder
-from training.data.listed_files import check_several_classes
 from training.data.pipeline import evaluation_batches, steps_per_epoch, training_batches
 from training.data.tar import tar
 from training.data.tfds import tfds_source
@@ -60,9 +59,6 @@ def open_source(options: DataOptions, *, multi_label: bool = False) -> DataSet:
             source = tar(rest, options.on_bad_image, options.group)
         case _:
             source = tfrecord(rest, options.on_bad_image)
-    # The labels of records are not known, and those of shares do not say all.
-    known = None if source.train.target else source.train.labels
-    check_several_classes(source.labels if known is None else np.unique(known), options.data)
     if kind in ("tfds", "tfrecord", "tar"):  # of a folder all files are looked at
         warn_about_images(source.train, source.evaluation)
     _warn_of_similar_names(source.labels)

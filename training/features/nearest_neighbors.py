@@ -14,7 +14,7 @@ import sklearn.neighbors
 from keras_vit.files.atomic import write_text
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.run import Run
-from training.data.dataset import random_subset
+from training.data.dataset import check_several_classes, random_subset
 from training.data.sources import DataSet
 from training.features.probe import Features, computed_features, open_features, write_report
 from training.loop.build import trained_model
@@ -69,6 +69,7 @@ class WatchFeatures(keras.callbacks.Callback):
 
     def __init__(self, source: DataSet, run: Run, every: int | None):
         super().__init__()
+        check_several_classes(source)
         self._classes, self._every = len(source.labels), every
         self._splits = [
             random_subset(split, min(split.num_examples, most), seed=0)

@@ -27,7 +27,7 @@ from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.run import Run
 from training.checks import report_directory
-from training.data.dataset import DataSet, Split
+from training.data.dataset import DataSet, Split, check_several_classes
 from training.data.known_images import check_evaluation_images
 from training.evaluation.predictors import outputs
 from training.features.extraction import (
@@ -82,6 +82,7 @@ def open_features(run: Run, source: DataSet, options: FeatureOptions) -> Feature
     """Return the features of a model for the images of a data set, from the index or the cache, or computed."""
     new_run = options.directory if isinstance(options, ProbeOptions) and options.output is None else None
     output = new_run or report_directory(run, options.output)
+    check_several_classes(source)
     check_evaluation_images(run, options.source, source)
     preprocessing = options.preprocessing(run.preprocessing)
     extractor = open_extractor(measured_model(run, options), preprocessing, options.features, options.batch_size)

@@ -14,7 +14,7 @@ from keras_vit import UserError
 from keras_vit.files.labels import check_classes
 from keras_vit.files.remote import is_remote
 from keras_vit.run import Run
-from training.data.dataset import balanced, class_weights
+from training.data.dataset import balanced, check_several_classes, class_weights
 from training.data.pipeline import steps_per_epoch
 from training.data.sources import DataSet, open_source
 from training.loop.devices.jax_devices import JaxDevices
@@ -91,6 +91,8 @@ def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name
     that is not longer; both are printed.
     """
     data, recipe = setup.source, _with_loss_for(setup.source, options.recipe)
+    if recipe.uses_labels and not data.train.target:
+        check_several_classes(data)
     options = dataclasses.replace(options, recipe=recipe)
     images = {"train": data.train.num_examples, "evaluation": data.evaluation.num_examples}
     settings = {**options.settings(command, recipe_name), "images": images}
