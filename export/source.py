@@ -50,7 +50,7 @@ class Provenance:
     multi_label: bool = False
     """Whether an image may have several classes: the probabilities are the sigmoid of the logits."""
     promise: Promise | None = None
-    """What the run promises of its answers."""
+    """The promise of the run for its answers."""
     monitor: bytes | None = None
     """The summary of its evaluation images, for `keras-vit monitor`."""
 

@@ -46,7 +46,7 @@ class Promise:
     """On these images: answered, the share that is answered; error, that of wrong ones among them; set_size, the mean
     number of listed classes."""
     temperature: float = 1.0
-    """Of the probabilities."""
+    """The temperature that divides the logits."""
     multi_label: bool = False
     """Whether an image may have several classes."""
     model_checksum: int = 0

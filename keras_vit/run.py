@@ -83,9 +83,9 @@ class Run:
     image_size: tuple[int, int] | None = None
     """(height, width) in pixels to take the model to; None keeps its own, of a checkpoint that of its preprocessing."""
     num_heads: int | None = None
-    """Of a checkpoint that does not tell them."""
+    """Attention heads, for a checkpoint that does not tell them."""
     num_groups: int | None = None
-    """Of GroupNorm, likewise."""
+    """Groups of GroupNorm, likewise."""
     texts: Classes | None = None
     """The classes that a checkpoint with a text tower gets as its head; None keeps its own head."""
     is_directory: bool = False

@@ -76,7 +76,7 @@ class Scoring:
     """Whether an image may have any number of classes: its probabilities are the sigmoid of the logits, not the
     softmax."""
     promise: Promise | None = None
-    """What holds for the answers; None without a promise."""
+    """The promise that holds for the answers, if there is one."""
 
     @property
     def least(self) -> float | None:
@@ -212,7 +212,7 @@ class UnknownScorer:
     model_checksum: int = 0
     """CRC-32 of the file of the model to whose features it was fitted."""
     auroc: tuple[float, ...] = ()
-    """Of each of `KINDS`: the area under the ROC curve between known and left-out classes, when it was fitted."""
+    """For each of `KINDS` the area under the ROC curve between known and left-out classes, when it was fitted."""
 
     def score(self, features, logits):
         """Return a tensor (B,) float32, larger for unknown images, of features (B, D) and logits (B, K)."""

@@ -40,7 +40,7 @@ class Machine:
 
     python: str
     backend: str
-    """Of Keras, in training: tensorflow or jax."""
+    """The backend of Keras in training: tensorflow or jax."""
     packages: Mapping[str, str]
     """Installed distributions -> version, in lower case."""
     unmet: tuple[tuple[str, str], ...]

@@ -52,7 +52,7 @@ class Measured:
     path: str
     parity: parity.Parity
     milliseconds: tuple[float, float, float]
-    """Of a batch: lower quartile, median and upper quartile over the rounds."""
+    """The time of a batch: lower quartile, median and upper quartile over the rounds."""
     memory: int
     peak_memory: int
     """Bytes of the process at most, which is while it loads the model."""

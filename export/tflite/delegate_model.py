@@ -136,7 +136,7 @@ class _Scaled:
 
     factor = 1.0
     largest = 0.0
-    """Of the numbers, over all calls so far with images."""
+    """The largest of the numbers in all calls so far with images."""
 
     def scaled(self, numbers):
         """The numbers (B, 1, N, D) times the factor."""

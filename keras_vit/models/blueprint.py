@@ -25,7 +25,7 @@ class Blueprint:
     """All that a model is but for its weights."""
 
     config: ModelConfig
-    """Of the model, or of the backbone of a further task."""
+    """The config of the model, or that of the backbone of a further task."""
     preprocessing: "Preprocessing"
     num_classes: int = 0
     """Width of the head; 0 without a head."""

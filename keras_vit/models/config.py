@@ -229,7 +229,7 @@ class ViTConfig:
     representation_size: int | None = None
     """Width of the layer "pre_logits" before the head; None for no such layer, as in all released configs."""
     representation: Representation = "tanh"
-    """What the layer "pre_logits" is: dense with tanh, or a projection without bias (CLIP, before texts as classes)."""
+    """The layer "pre_logits": dense with tanh, or a projection without bias (CLIP, before texts as classes)."""
     normalized: bool = False
     """Whether what the head reads is divided by its length, so that logits are cosines times the lengths in the head
     (texts as classes)."""
@@ -478,8 +478,8 @@ class SegmentationConfig:
     gelu: Gelu = "erf"
     """Activation of mask head and upscaling."""
     task: SegmentationTask = "semantic"
-    """What becomes of classes and masks: the class of each pixel; the masks of objects, which may overlap; or segments
-    that do not."""
+    """The result that classes and masks become: the class of each pixel; the masks of objects, which may overlap; or
+    segments that do not."""
     stuff: tuple[int, ...] = ()
     """For panoptic: classes all of whose masks in an image are one segment."""
 

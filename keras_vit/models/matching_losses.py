@@ -25,13 +25,13 @@ class SegmentationWeights:
     """Weights of the parts of cost and loss, as EoMT was trained."""
 
     cross_entropy: float = 2.0
-    """Of the class."""
+    """Factor of the cross-entropy of the classes."""
     mask: float = 5.0
-    """Of the binary cross-entropy of the mask."""
+    """Factor of the binary cross-entropy of the masks."""
     dice: float = 5.0
-    """Of the dice loss of the mask."""
+    """Factor of the dice loss of the masks."""
     no_object: float = 0.1
-    """Of queries without target within the cross-entropy."""
+    """Weight of queries without a target in the cross-entropy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,11 @@ class DetectionWeights:
     """Weights of the parts of cost and loss, as Deformable DETR was trained."""
 
     classes: float = 2.0
-    """Of the focal loss of the classes."""
+    """Factor of the focal loss of the classes."""
     boxes: float = 5.0
-    """Of the L1 distance of the boxes."""
+    """Factor of the L1 distance of the boxes."""
     overlap: float = 2.0
-    """Of the generalized intersection over union."""
+    """Factor of the generalized IoU."""
 
 
 def sampled(masks, points):

@@ -38,7 +38,7 @@ class Group(NamedTuple):
 
     split: str
     number: int
-    """Of the group in its split, from 0."""
+    """The number of the group in its split, from 0."""
     rows: tuple[Row, ...]
 
 
@@ -47,7 +47,7 @@ class Summary:
     """The content of a list, after it was read once."""
 
     splits: dict[str, str]
-    """What the list calls a split -> its name in the output; of those that are used."""
+    """The name of each used split in the list -> its name in the output."""
     counts: dict[str, int]
     """Images of each split, by its name in the output."""
     labels: tuple[str, ...]

@@ -30,7 +30,7 @@ class TrainingData:
     counts: tuple[int, int] | None = None
     """Training and evaluation images; None where it is not known."""
     fingerprint: int | None = None
-    """Of the data set; None where it is not known."""
+    """The fingerprint of the data set; None where it is not known."""
 
     @classmethod
     def of_run(cls, run: Run) -> "TrainingData | None":

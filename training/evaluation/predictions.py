@@ -36,7 +36,7 @@ class Prediction:
     label: tuple[str, ...]
     predicted: tuple[str, ...]
     probabilities: tuple[float, ...]
-    """Of the predicted classes, 0 to 1."""
+    """The probability of each predicted class, 0 to 1."""
     correct: bool
     worst: str = ""
     """The class of the surest wrong decision."""

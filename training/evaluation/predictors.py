@@ -37,7 +37,7 @@ class Predictor:
 
     run: Run
     kind: str
-    """What it is, in words."""
+    """The kind of model in words."""
     num_classes: int
     labels: tuple[str, ...]
     """The names of its classes; empty where it does not name them."""

@@ -117,9 +117,9 @@ class Report:
     notes: Sequence[str] = ()
     """Sentences on how to read it."""
     sentences: Sequence[str] = ()
-    """What a comparison and a calibration say."""
+    """Sentences on a comparison and a calibration."""
     paragraphs: Sequence[str] = ()
-    """Of the Markdown, behind these sentences."""
+    """Paragraphs of Markdown after these sentences."""
     predictions: Sequence[Prediction] = ()
     mistakes: Sequence[Prediction] = ()
     """The worst first."""

@@ -41,7 +41,7 @@ class Choice:
     """The images to label next."""
 
     rows: np.ndarray
-    """Of the unlabeled images, the most useful first."""
+    """Rows of the unlabeled images, the most useful first."""
     suggested: np.ndarray
     """(n,) the likeliest class of each; -1 without a head."""
     margins: np.ndarray

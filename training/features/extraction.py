@@ -74,7 +74,7 @@ class Extractor:
     preprocessing: Preprocessing
     features: IndexKind
     fingerprint: str
-    """Of the weights, the architecture, the precision, the features, and what is done to the images."""
+    """A hash of weights, architecture, precision, features, and what is done to the images."""
     batch_size: int
 
     def describe(

@@ -71,7 +71,7 @@ class FeatureSet:
     """The features of a data set, for a probe."""
 
     names: tuple[str, ...]
-    """Of the classes."""
+    """The names of the classes."""
     train: Features
     evaluation: Features
     output: pathlib.Path

@@ -47,7 +47,7 @@ class FeatureDescription:
     model: str
     """Run or checkpoint, as it was given."""
     fingerprint: str
-    """Of the model's numbers, its preprocessing and the kind of features."""
+    """A hash of the model's numbers, its preprocessing and the kind of features."""
     features: IndexKind
     """The kind; see `EmbedOptions.features`."""
     width: int
@@ -57,7 +57,7 @@ class FeatureDescription:
     splits: dict[str, int]
     """Split -> images, also those that cannot be read."""
     checksum: int
-    """Of the images."""
+    """A checksum of the images."""
     data: dict | None = None
     """The fields of DataOptions; None for single images."""
     settings: dict = dataclasses.field(default_factory=dict)

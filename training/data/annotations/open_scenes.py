@@ -89,7 +89,7 @@ class _Facts(NamedTuple):
     ignored: np.ndarray
     """See `ignored_pixels`."""
     checksum: int
-    """Of the image and its segments."""
+    """A checksum of the image and its segments."""
 
     def of_two_classes(self, value: int) -> "_Facts":
         """Return the facts if a value, see `two_values`, is class 1."""
