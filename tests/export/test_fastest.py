@@ -93,8 +93,12 @@ def test_forms_are_measured_in_processes_of_their_own_and_others_named_with_the_
     assert facts["forms"]["tflite"]["memory"] == form.memory
     assert facts["recommendation"] == recommendation([form])
     assert "Not measured: onnx. An export as onnx needs" in (tmp_path / "report.md").read_text()
-    monkeypatch.setattr(compare.np, "load", lambda file: np.zeros((7, 5)) if file.suffix == ".npy" else None)
-    with pytest.raises(UserError, match="The logits of the tflite differ from the model's by up to"):
-        compare_forms(exported, dataclasses.replace(options, formats=("tflite",)))
+    for logits, words in (
+        (np.eye(7, 5) * 99, "The logits of the tflite differ from the model's by up to"),
+        (np.zeros((7, 5)), "The tflite returns nearly the same logits for all 7 images"),
+    ):
+        monkeypatch.setattr(compare.np, "load", lambda file, logits=logits: logits)
+        with pytest.raises(UserError, match=words):
+            compare_forms(exported, dataclasses.replace(options, formats=("tflite",)))
     with pytest.raises(UserError, match=r"None of the forms can be used here: An export as onnx needs onnxruntime"):
         compare_forms(exported, dataclasses.replace(options, formats=("onnx",)))
