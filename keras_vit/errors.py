@@ -194,7 +194,7 @@ def reading(
     errors: further ones than ValueError and RecursionError.
     """
     expected: tuple[type[Exception], ...] = (ValueError, RecursionError, *errors)
-    return explained(lambda reason: f"{file} cannot be read as {kind} ({reason[:120]}); {advice}.", *expected)
+    return explained(lambda reason: f"{file!s:.500} cannot be read as {kind} ({reason[:120]}); {advice}.", *expected)
 
 
 # Whether a rule is broken, and what is said of it then.

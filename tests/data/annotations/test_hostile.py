@@ -76,6 +76,12 @@ def refusal_of(data: str, mode: str) -> str:
     return ""
 
 
+def test_a_folder_of_images_with_too_long_a_name_is_refused(tmp_path):
+    data = WRITERS["yolo"](tmp_path)
+    (tmp_path / "data.yaml").write_text(f"names: [ant]\ntrain: {'a' * 400}\n")
+    assert "File name too long" in refusal_of(data, "refuse")
+
+
 @pytest.mark.parametrize("examples", [30, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_any_content_is_boxes_or_a_sentence(kind, examples, tmp_path):

@@ -186,7 +186,7 @@ def _yolo_files(places: list[str], root: pathlib.Path, file: pathlib.Path, allow
         paths = [listed_file(root, each) for each in dict.fromkeys((name.removeprefix("../"), name))]
         path = next(filter(os.path.exists, paths), paths[-1])
         check_inside([path], file, file.parent, allow_outside)
-        if path.is_dir():
+        if os.path.isdir(path):  # False, too, where a name is too long
             images += map(pathlib.Path, map(os.path.normpath, filter(looks_like_image, visible_files(path))))
         else:
             lines = filter(None, map(str.strip, read_text(path, LARGEST).splitlines()))
@@ -205,7 +205,7 @@ def _yolo_labels(image: pathlib.Path) -> pathlib.Path:
 def _yolo_image(image: pathlib.Path, labels: pathlib.Path) -> BoxedImage:
     height, width = upright_size(image)
     boxes = []
-    for number, line in enumerate(read_text(labels).splitlines() if labels.is_file() else [], 1):
+    for number, line in enumerate(read_text(labels).splitlines() if os.path.isfile(labels) else [], 1):
         words = line.split()
         if not words:
             continue
