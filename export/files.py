@@ -21,8 +21,7 @@ from keras_vit.models.config import identifying_fields
 from keras_vit.promise import PROMISE
 from keras_vit.run import MONITOR
 
-# File with the fingerprint of the exports in its directory.
-_FINGERPRINT = "export.sha256"
+_FINGERPRINT = "export.sha256"  # file with the fingerprint of the exports in its directory
 # The program beside promise.json, and names of exported files.
 _DECIDE = "decide.py"
 _FILES = ("model-*.tflite", "model.onnx", "model.xml", "model.bin")

@@ -21,15 +21,13 @@ from keras_vit.scores import Scoring, UnknownScorer
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.
 # Measured with logits up to 12: rounding causes 1e-5, a layer normalization with another epsilon causes 0.7.
 FLOAT_TOLERANCE = 1e-4
-# Below it, the functions of float32 are rounded more.
-_LEAST_PROBABILITY = 1e-7
+_LEAST_PROBABILITY = 1e-7  # below it, the functions of float32 are rounded more
 # Of the differences between the logits of images, how much an artifact must keep. Rounding adds to them.
 _LEAST_VARIATION = 0.1
 # Largest batch, in images and in pixels: the activations of a large model take much more memory than its weights.
 _BATCH, _BATCH_PIXELS = 64, 200_000
 
-# The outputs of a model for one image, by name.
-Outputs = Mapping[str, np.ndarray]
+Outputs = Mapping[str, np.ndarray]  # the outputs of a model for one image, by name
 
 
 @dataclasses.dataclass(frozen=True)

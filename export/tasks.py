@@ -34,8 +34,7 @@ from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
 
-# What was measured on a file, by name.
-Measures = dict[str, Any]
+Measures = dict[str, Any]  # what was measured on a file, by name
 # Of each image the most likely patches, whose boxes a file of lower precision must keep: how many, what share of them,
 # and with which overlap (IoU).
 _LIKELIEST, _LEAST_AGREEMENT, _SAME_BOX = 20, 0.9, 0.9
@@ -43,8 +42,7 @@ _LIKELIEST, _LEAST_AGREEMENT, _SAME_BOX = 20, 0.9, 0.9
 _LEAST_EQUAL, _LEAST_ROUNDED = 0.999, 0.9
 # A score is a probability, of instance times the mean over a mask, whose edge may move by a pixel.
 _ROUNDED_SCORE = 1e-3
-# Smallest cosine of an embedding with rounded weights and that of the model.
-_LEAST_COSINE = 0.99
+_LEAST_COSINE = 0.99  # smallest cosine of an embedding with rounded weights and that of the model
 
 
 @dataclasses.dataclass(frozen=True)

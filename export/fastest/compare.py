@@ -36,12 +36,10 @@ from keras_vit.errors import ParityError, is_or_are
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table, short_name
 
-# Seconds of calls of one form in a round, and calls before the first round.
-_ROUND_SECONDS, _WARM_UP = 0.3, 3
+_ROUND_SECONDS, _WARM_UP = 0.3, 3  # seconds of calls of one form in a round, and calls before the first round
 # Forms that compute in float32.
 _EXACT: tuple[FastestForm, ...] = ("saved-model", "saved-model-xla", "tflite", "onnx", "openvino")
-# Smallest share of images with the same class of a form that is recommended.
-_LEAST_AGREEMENT = 0.99
+_LEAST_AGREEMENT = 0.99  # smallest share of images with the same class of a form that is recommended
 
 
 @dataclasses.dataclass(frozen=True)

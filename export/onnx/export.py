@@ -46,10 +46,8 @@ REQUIREMENTS = "export/requirements-onnx.txt"
 _OPSET = 18
 # An ONNX file is one protobuf message of less than 2 GiB, which holds the weights and the graph.
 _MOST_WEIGHT_BYTES = 2**31 - 2**24
-# Further batch sizes to verify, on the first images.
-_BATCHES = (1, 5)
-# The page, and what it needs to know of the model.
-PAGE, FACTS = "classify.html", "classify.json"
+_BATCHES = (1, 5)  # further batch sizes to verify, on the first images
+PAGE, FACTS = "classify.html", "classify.json"  # the page, and what it needs to know of the model
 
 
 @exact_products()

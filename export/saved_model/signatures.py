@@ -46,8 +46,7 @@ from keras_vit.images.formats import LARGEST_SERVED, format_list
 from keras_vit.promise import OUTPUTS
 from keras_vit.scores import TOP_K, Scoring, UnknownScorer
 
-# Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
-ENCODED = "image/encoded"
+ENCODED = "image/encoded"  # feature of a tf.Example with the image file, as usual in TensorFlow datasets
 # The requests that TF Serving runs before a new version takes traffic, in the directory of a SavedModel.
 WARMUP_FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 # Makes a function of a batch of image files.

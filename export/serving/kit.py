@@ -41,10 +41,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
     known = ", ".join(map(str, versions))
     refuse_first(
         [
-            (
-                not versions,
-                f"{served} has no version of a model, such as {served / '1'}; export one there first.",
-            ),
+            (not versions, f"{served} has no version of a model, such as {served / '1'}; export one there first."),
             (
                 not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."),
                 f"--name accepts letters, digits, '_', '.' and '-', but is {name!r}.",

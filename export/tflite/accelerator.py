@@ -26,14 +26,10 @@ from export.tflite.quantize import quantize
 from export.tflite.tflite_file import run_interpreter
 from keras_vit.errors import ParityError, UserError
 
-# Seconds that a run may take.
-LONGEST = 600.0
-# Largest difference from the interpreter, relative to the largest output.
-TOLERANCE = 1e-4
-# Images of the check.
-NUM_IMAGES = 2
-# The page that compares in a browser.
-PAGE = "check.html"
+LONGEST = 600.0  # seconds that a run may take
+TOLERANCE = 1e-4  # largest difference from the interpreter, relative to the largest output
+NUM_IMAGES = 2  # images of the check
+PAGE = "check.html"  # the page that compares in a browser
 DRIVER_PACKAGE = "chromium"
 # Folders in which packages of Chromium put SwiftShader.
 _CHROMIUM = ("/usr/lib/chromium", "/usr/lib64/chromium-browser", "/usr/lib/chromium-browser", "/opt/google/chrome")
@@ -44,8 +40,7 @@ _NOT_SHOWN = (
 )
 _REFUSED = re.compile(r"not supported by GPU delegate:\n(.*?)\n\d+ operations will run", re.DOTALL)
 
-# Outputs of several images (n, ...), by name.
-Outputs = Mapping[str, np.ndarray]
+Outputs = Mapping[str, np.ndarray]  # outputs of several images (n, ...), by name
 
 
 class NotRunError(Exception):

@@ -24,8 +24,7 @@ from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.models.build import class_token_only
 from keras_vit.scores import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
-# The file beside a SavedModel, which TF Serving runs in its place with --prefer_tflite_model.
-SERVED = "model.tflite"
+SERVED = "model.tflite"  # the file beside a SavedModel, which TF Serving runs in its place with --prefer_tflite_model
 _Function = Callable[[tf.Tensor], Mapping[str, tf.Tensor]]
 
 

@@ -34,12 +34,9 @@ from keras_vit.images.files import Samples
 from keras_vit.models.build import exact_products
 from keras_vit.scores import UNKNOWN_SCORE
 
-# Number of images for the comparison of layers, and of layers in the report.
-_COMPARED, _LISTED = 8, 30
-# Largest number of images in a batch that is compared.
-_TOGETHER = 5
-# Smallest agreement and largest loss of accuracy of a format that the report recommends.
-_RECOMMENDED = (0.99, 0.005)
+_COMPARED, _LISTED = 8, 30  # number of images for the comparison of layers, and of layers in the report
+_TOGETHER = 5  # largest number of images in a batch that is compared
+_RECOMMENDED = (0.99, 0.005)  # smallest agreement and largest loss of accuracy of a format that the report recommends
 
 
 @exact_products()

@@ -43,8 +43,7 @@ from export.tflite.tflite_file import run_interpreter
 from keras_vit.cli.progress import tracked
 from keras_vit.scores import UNKNOWN_SCORE
 
-# Share of the weights of all dense layers that may stay in 8 bits in an int4-weights file.
-EIGHT_BITS_SHARE = 0.25
+EIGHT_BITS_SHARE = 0.25  # share of the weights of all dense layers that may stay in 8 bits in an int4-weights file
 LARGEST_OF_FOUR = 7  # of the numbers of 4 bits, with as many below 0
 _CHANNELS = 32  # of a block with one scale, the smallest number that LiteRT has
 # Size of a weight relative to float32.
@@ -60,12 +59,9 @@ WEIGHT_SHARE: dict[TFLiteFormat, float] = {
 _PRODUCTS = (qtyping.TFLOperationName.FULLY_CONNECTED, qtyping.TFLOperationName.CONV_2D)
 # Calibration images that judge the steps of static quantization, and that histograms and means are measured on.
 _JUDGES, _MEASURED = 64, 32
-# Fewer images than these cannot judge the steps, and the extremes stay.
-_FEWEST = 8
-# Share of these images with the same class that is enough.
-_ENOUGH_AGREEMENT = 0.995
-# Share of the weights that may stay in float32.
-_FLOAT_SHARE = 0.05
+_FEWEST = 8  # fewer images than these cannot judge the steps, and the extremes stay
+_ENOUGH_AGREEMENT = 0.995  # share of these images with the same class that is enough
+_FLOAT_SHARE = 0.05  # share of the weights that may stay in float32
 _SIGNATURE, _INPUT = "serving_default", "image"
 
 
@@ -143,11 +139,7 @@ def _in_eight(float_file: pathlib.Path, kept: Sequence[DenseLayers]) -> list[str
 
 
 def quantize_static(
-    float_file: pathlib.Path,
-    calibration: Sequence[np.ndarray],
-    *,
-    multi_label: bool = False,
-    at_run_time: bool = True,
+    float_file: pathlib.Path, calibration: Sequence[np.ndarray], *, multi_label: bool = False, at_run_time: bool = True
 ) -> tuple[bytes, list[Step]]:
     """Content of an int8 file, and what each step gained.
 

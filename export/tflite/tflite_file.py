@@ -20,8 +20,7 @@ from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
 from keras_vit.scores import UNKNOWN_SCORE
 
-# Largest number of interpreters in parallel.
-_MOST_WORKERS = 4
+_MOST_WORKERS = 4  # largest number of interpreters in parallel
 # Associated file, and ending of the file beside it, with inputs and outputs to compare on a phone.
 GOLDEN = "golden.bin"
 # TFLite Metadata (tflite-support, metadata_schema.fbs 1.0).

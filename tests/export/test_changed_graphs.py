@@ -159,12 +159,7 @@ def changed(name: str) -> keras.Model:
     return (CHANGES | EQUAL)[name]()
 
 
-REFUSED = (
-    "a softmax",
-    "a sigmoid",
-    "a head with softmax",
-    "the images scaled before the spec",
-)
+REFUSED = ("a softmax", "a sigmoid", "a head with softmax", "the images scaled before the spec")
 # Another layer, one more, another value, the same layers once more, and other inputs; the others take minutes.
 FAST = (
     "own mean of all tokens",

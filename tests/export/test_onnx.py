@@ -215,10 +215,7 @@ def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
     path, _ = onnx_of(model, LABELS, samples_of(model), tmp_path, origin=origin)
     session = onnxruntime.InferenceSession(path)
     ends = [(end.name, end.shape, end.type) for end in (*session.get_inputs(), *session.get_outputs())]
-    assert ends == [
-        ("image", ["batch", *TINY_IMAGE, 1], "tensor(float)"),
-        ("logits", ["batch", 7], "tensor(float)"),
-    ]
+    assert ends == [("image", ["batch", *TINY_IMAGE, 1], "tensor(float)"), ("logits", ["batch", 7], "tensor(float)")]
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["labels"]) == list(LABELS)
     assert Preprocessing(**json.loads(metadata["preprocessing"])) == preprocessing_of(model)

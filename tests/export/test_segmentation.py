@@ -107,10 +107,7 @@ def test_onnx_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
 
 def test_an_export_with_other_pixels_is_not_kept():
     right, wrong = {"label_map": np.zeros((8, 8), int)}, {"label_map": np.eye(8, dtype=int)}
-    assert measure(right, right, exact=True) == {
-        "equal_pixels": 1.0,
-        "score_difference": 0.0,
-    }
+    assert measure(right, right, exact=True) == {"equal_pixels": 1.0, "score_difference": 0.0}
     with pytest.raises(ParityError, match="87.5% of the pixels of the file are those of the model, fewer than 90.0%"):
         measure(right, wrong, exact=False)
 

@@ -285,7 +285,7 @@ def test_the_report_measures_every_format_and_recommends_one(phone):
     assert list(errors.values()) == sorted(errors.values(), reverse=True)
     assert set(errors) <= {layer.name for layer in build().layers}
     assert {form: steps[0]["name"] for form, steps in report["quantization_steps"].items()} == {
-        "int8": "extremes as ranges",
+        "int8": "extremes as ranges"
     }
     text = (phone[0] / "report.md").read_text()
     assert "int8: steps of the quantization, on calibration images" in text

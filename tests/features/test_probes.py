@@ -329,10 +329,7 @@ def test_a_model_of_tokens_has_no_features_of_an_image():
 
 @pytest.mark.parametrize(
     "config",
-    [
-        pytest.param(CONFIG, marks=pytest.mark.slow),
-        dataclasses.replace(CONFIG, num_registers=2, classifier="gap"),
-    ],
+    [pytest.param(CONFIG, marks=pytest.mark.slow), dataclasses.replace(CONFIG, num_registers=2, classifier="gap")],
 )
 def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, run, tmp_path):
     model = model_of_digits(config)

@@ -25,8 +25,7 @@ from keras_vit.scores import Scoring
 CONFIDENCE = 0.95
 # Numbers of images that are tested, and the least share of them that is worth a promise.
 _TESTS, _LEAST_ANSWERED = 60, 1 / 3
-# Probabilities nearer than this count as equal, since exports compute in float32.
-_APART = 1e-6
+_APART = 1e-6  # probabilities nearer than this count as equal, since exports compute in float32
 _HALVINGS = 12
 
 

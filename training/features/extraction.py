@@ -55,10 +55,8 @@ from training.options.features import DESCRIPTION, EmbedOptions, IndexKind
 
 # The classifier of a model whose head reads the features of a kind.
 POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
-# Folder of files of an earlier list of images, until those of the next one are written.
-_EARLIER = "earlier"
-# Images that cannot be read of which the reasons are printed.
-_MOST_NAMED = 10
+_EARLIER = "earlier"  # folder of files of an earlier list of images, until those of the next one are written
+_MOST_NAMED = 10  # images that cannot be read of which the reasons are printed
 _DROPS_ALPHA = (
     "Most of these images are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
     "transparent is often black then. --resize pad puts such images on white."
@@ -383,10 +381,7 @@ def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> 
         return found[0]
     # Batches of one size for all files: the model is traced once, and the same bytes come out after an interruption.
     batches = evaluation_batches(
-        dataclasses.replace(split, target=None),
-        extractor.preprocessing,
-        num_classes=1,
-        batch_size=extractor.batch_size,
+        dataclasses.replace(split, target=None), extractor.preprocessing, num_classes=1, batch_size=extractor.batch_size
     )
     with bad_examples_reported(split):
         for images, _, weights in batches:

@@ -29,12 +29,10 @@ from training.options.common import DataOptions
 from training.options.features import IndexKind, LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
-# Rows of one matrix product, and scores in memory at once.
-_CHUNK, _NUMBERS_AT_ONCE = 2**16, 2**26
+_CHUNK, _NUMBERS_AT_ONCE = 2**16, 2**26  # rows of one matrix product, and scores in memory at once
 # Of the graph: edges of each image, and how many candidates are followed when it is made and searched.
 _EDGES, _EFFORT = 32, 128
-# Stored images whose neighbors are compared with the exact ones.
-_COMPARED = 100
+_COMPARED = 100  # stored images whose neighbors are compared with the exact ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +247,7 @@ class NeighborGraph:
         return float(np.mean([len({*one} & {*two}) / count for one, two in zip(exact, graphs, strict=True)]))
 
 
-# Longest side of a small image, in pixels.
-_SIDE = 144
+_SIDE = 144  # longest side of a small image, in pixels
 
 
 class Thumbnails:
