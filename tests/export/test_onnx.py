@@ -26,10 +26,9 @@ from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preproce
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.images.files import Samples
-from tests.exports import onnx_of
+from tests.exports import LABELS, onnx_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
 
-LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")
 BIT = ResNetConfig((1, 1), 4, (8, 16), preactivation=True, num_groups=2)
 # Configuration, image size and channels.
 MODELS = {

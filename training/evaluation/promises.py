@@ -71,8 +71,7 @@ def answer_threshold(confidence: np.ndarray, correct: np.ndarray, max_error: flo
 
     Raises UserError where no threshold keeps the promise, and says which share of errors one does.
     """
-    threshold = _answer_threshold(confidence, correct, max_error)
-    if threshold is not None:
+    if (threshold := _answer_threshold(confidence, correct, max_error)) is not None:
         return threshold
     kept, broken = 1.0, max_error
     while kept - broken > 1e-3 * kept:

@@ -1,6 +1,4 @@
-"""Extract features: what a model says of images before its head. They are written file by file, and a process that was
-killed continues where it was.
-"""
+"""Extract features: what a model says of images before its head, written file by file; a killed process continues."""
 
 import concurrent.futures
 import dataclasses
@@ -196,10 +194,8 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
         print(f"… and {len(index.problems) - _MOST_NAMED} more.")
     count = sum(index.counts.values())
     check_some_read(count)
-    print(
-        f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
-        f"{count:,} images."
-    )
+    kind = f"{description.features}, {description.dtype}"
+    print(f"{options.output} has {description.width} features ({kind}) of {count:,} images.")
     return index
 
 
@@ -345,13 +341,8 @@ def embed_rows(
     values[is_new] = _computed(split.take(rows[is_new]), extractor, progress)
     for row in np.flatnonzero(~is_new):
         values[row] = found[row]
-    return Part(
-        [split.name(int(row)) for row in rows],
-        digests,
-        [listing.labels[label] if listing.labels else None for label in labels],
-        values,
-        problems,
-    )
+    names = [listing.labels[label] if listing.labels else None for label in labels]
+    return Part([split.name(int(row)) for row in rows], digests, names, values, problems)
 
 
 def embed_all(listing: Listing, name: str, extractor: Extractor) -> Part:
