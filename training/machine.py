@@ -138,10 +138,7 @@ def description(machine: Machine) -> list[tuple[str, str]]:
     versions = ("keras", "tensorflow", "tensorflow-cpu", "jax", "numpy")
     installed = [f"{name} {machine.packages[name]}" for name in versions if name in machine.packages]
     gpus = (machine.tensorflow or {}).get("gpus", "not imported")
-    seen = [
-        f"TensorFlow: {gpus}",
-        f"JAX: {(machine.jax or {}).get('platform', 'not installed')}",
-    ]
+    seen = [f"TensorFlow: {gpus}", f"JAX: {(machine.jax or {}).get('platform', 'not installed')}"]
     return [
         ("Python", machine.python),
         ("Packages", ", ".join(installed)),

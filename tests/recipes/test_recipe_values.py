@@ -117,10 +117,7 @@ def test_the_28_settings_of_augreg(augmentation, data):
 
 @pytest.mark.parametrize(
     ("data", "choices"),
-    [
-        ("i1k", "light1 medium1 medium2 medium2 medium2 medium2"),
-        ("i21k", "none none light1 light2 light2 medium2"),
-    ],
+    [("i1k", "light1 medium1 medium2 medium2 medium2 medium2"), ("i21k", "none none light1 light2 light2 medium2")],
 )
 def test_each_model_of_augreg_has_big_visions_choice(data, choices):
     for model, augmentation in zip(("ti16", "s32", "s16", "b32", "b16", "l16"), choices.split(), strict=True):

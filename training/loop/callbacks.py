@@ -147,11 +147,7 @@ class TrainingProgress(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        step: Callable[[], int],
-        num_steps: int,
-        steps_per_epoch: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, step: Callable[[], int], num_steps: int, steps_per_epoch: int, clock: Callable[[], float] = time.monotonic
     ):
         super().__init__()
         self._step, self._num_steps, self._steps_per_epoch, self._clock = step, num_steps, steps_per_epoch, clock

@@ -9,14 +9,7 @@ from keras_vit.cli import parser
 from keras_vit.cli.parser import Given, Options
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.remote import matching
-from keras_vit.images.formats import (
-    format_list,
-    is_hidden,
-    is_image_name,
-    looks_like_image,
-    others_line,
-    visible_files,
-)
+from keras_vit.images.formats import format_list, is_hidden, is_image_name, looks_like_image, others_line, visible_files
 from keras_vit.text.classes import is_text_file
 
 # How the file of a model is called, and no image.

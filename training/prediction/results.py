@@ -141,10 +141,7 @@ def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None
     text, number, truth = pyarrow.string(), pyarrow.float64(), pyarrow.bool_()
     images = [each.as_json() for each in predictions]
     for image, each in zip(images, predictions, strict=True):
-        image |= {
-            "classes": [name for name, _ in each.classes],
-            "probabilities": [share for _, share in each.classes],
-        }
+        image |= {"classes": [name for name, _ in each.classes], "probabilities": [share for _, share in each.classes]}
     types = {
         "picture": text, "classes": pyarrow.list_(text), "probabilities": pyarrow.list_(number), "rejected": truth,
         "unknown": truth, "unknown_score": number, "problem": text,
