@@ -52,15 +52,21 @@ def _exact_on_a_gpu():
 
 @pytest.fixture(autouse=True, scope="module")
 def _graphs_as_traced(request):
-    """To optimize the graph of a short training takes longer than its steps; the demo and the exports do it."""
+    """To optimize the graph of a short training takes longer than its steps; the demo and the exports do it.
+
+    So does the compilation of the form for a CPU, which the slow tests have.
+    """
     if request.path.parent.name not in ("loop", "objectives"):
         yield
         return
     import tensorflow as tf
 
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.option.markexpr == "not slow":
+            patch.setattr("training.loop.devices.kernels.on_cpu", lambda: False)
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        yield
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 @pytest.fixture(autouse=True)

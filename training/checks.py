@@ -50,10 +50,8 @@ def check_outside(workdir: str, data: str) -> None:
     kind, _, folder = data.partition(":")
     inner, outer = (to_path(path) if is_remote(path) else pathlib.Path(path).resolve() for path in (workdir, folder))
     if kind == "folder" and inner.is_relative_to(outer):
-        raise UserError(
-            f"--workdir must not lie in the folder of the data, but {workdir} is in {folder}; give one outside of it, "
-            "such as runs/mine."
-        )
+        advice = "give one outside of it, such as runs/mine"
+        raise UserError(f"--workdir must not lie in the folder of the data, but {workdir} is in {folder}; {advice}.")
 
 
 def check_new_workdir(workdir: str) -> None:
@@ -67,11 +65,7 @@ def check_new_workdir(workdir: str) -> None:
 def check_workdir(options: TrainingOptions, command: str, recipe_name: str, *, is_final: bool) -> None:
     """Raise UserError if a workdir holds something else, or a run with other settings, is locked, or lies in the data.
 
-    Args:
-        options: of the command.
-        command: see `TrainingOptions.settings`.
-        recipe_name: see `TrainingOptions.settings`.
-        is_final: whether the recipe of the options is that of the run, and does not depend on the data.
+    is_final: whether the recipe of the options is that of the run, and does not depend on the data.
     """
     check_outside(options.workdir, options.source.data)
     if is_remote(options.workdir):
@@ -174,19 +168,16 @@ def next_commands(options: EvaluateOptions, run: Run) -> list[tuple[str, ...]]:
     if run.file(CONFIG) and options.classes is None:
         return run.next_commands("evaluate")
     head = () if options.classes is None else ("--zero-shot-head",)
-    return [
-        ("finetune", "--checkpoint", options.run, *head, *options.source.arguments(), "--workdir", "runs/finetuned")
-    ]
+    start = ("finetune", "--checkpoint", options.run, *head)
+    return [(*start, *options.source.arguments(), "--workdir", "runs/finetuned")]
 
 
 def pipeline_options(
     runner: Runner | None, arguments: tuple[str, ...], run: str | None, paths: Sequence[str | None], data: str = ""
 ) -> PipelineOptions | None:
-    """Return how a command runs as a pipeline; None without --runner.
+    """Return how a command runs as a pipeline, with Beam's arguments; None without --runner.
 
     Args:
-        runner: `--runner`.
-        arguments: Beam's options.
         run: `--run`, which may also be a name that each worker downloads.
         paths: what the workers read and write: images, labels and the output; of these None is left out.
         data: `--data` of the command; "" without it.
@@ -207,10 +198,8 @@ def pipeline_options(
     local = [path for path in (table, *paths) if path is not None and not is_remote(path)]
     local += [run] if run is not None and not is_remote(run) and pathlib.Path(run).exists() else []
     if runner == "DataflowRunner" and local:
-        raise UserError(
-            f"The workers of Dataflow have no {local[0]!r}, which is on this machine; copy it into a bucket, and give "
-            "that address."
-        )
+        advice = "copy it into a bucket, and give that address"
+        raise UserError(f"The workers of Dataflow have no {local[0]!r}, which is on this machine; {advice}.")
     return PipelineOptions(runner, arguments, table)
 
 

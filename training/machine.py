@@ -115,15 +115,11 @@ def _why_tensorflow_sees_no_gpu(machine: Machine) -> tuple[str, str]:
     cuda = 13 if version >= _DRIVER_OF_CUDA_13 else 12
     if version < _DRIVER_OF_CUDA_12:
         needed = ".".join(map(str, _DRIVER_OF_CUDA_12))
-        return (
-            f"The driver {machine.driver} is too old for CUDA 12, which needs {needed}.",
-            "sudo apt install nvidia-open",
-        )
+        old = f"The driver {machine.driver} is too old for CUDA 12, which needs {needed}."
+        return old, "sudo apt install nvidia-open"
     if not (machine.tensorflow or {}).get("is_cuda_build"):
-        return (
-            "There is a GPU, but this TensorFlow is built for CPUs.",
-            f"pip uninstall -y tensorflow-cpu && {_WITH_CUDA}",
-        )
+        of_cpus = "There is a GPU, but this TensorFlow is built for CPUs."
+        return of_cpus, f"pip uninstall -y tensorflow-cpu && {_WITH_CUDA}"
     if 12 not in machine.cuda:
         others = "" if not machine.cuda else f", only those of CUDA {', '.join(map(str, sorted(machine.cuda)))}"
         return f"TensorFlow needs the libraries of CUDA 12, which are not installed{others}.", _WITH_CUDA
@@ -139,6 +135,7 @@ def description(machine: Machine) -> list[tuple[str, str]]:
     installed = [f"{name} {machine.packages[name]}" for name in versions if name in machine.packages]
     gpus = (machine.tensorflow or {}).get("gpus", "not imported")
     seen = [f"TensorFlow: {gpus}", f"JAX: {(machine.jax or {}).get('platform', 'not installed')}"]
+    tunes = gpus not in (0, "not imported")
     return [
         ("Python", machine.python),
         ("Packages", ", ".join(installed)),
@@ -150,10 +147,7 @@ def description(machine: Machine) -> list[tuple[str, str]]:
         ("GPUs seen by", ", ".join(seen)),
         ("Hugging Face hub", "reachable" if machine.reaches_hub else "not reachable; pass local checkpoints by path"),
         ("Training runs on", _place(machine)),
-        (
-            "keras-vit auto",
-            "fine-tunes all weights" if gpus not in (0, "not imported") else "trains a linear head on frozen features",
-        ),
+        ("keras-vit auto", "fine-tunes all weights" if tunes else "trains a linear head on frozen features"),
     ]
 
 
@@ -179,11 +173,9 @@ def _nvidia() -> tuple[str | None, tuple[str, ...]]:
 
 def _answer(code: str) -> dict[str, object]:
     """Return the JSON object that a new Python process prints last, or the error that it ends with."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment, command = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, [sys.executable, "-c", code]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     except subprocess.TimeoutExpired:
         return {"error": "the import takes more than 120 seconds"}
     if done.returncode:

@@ -58,8 +58,6 @@ _WORDS_OF = {
 
 
 class _Outcome(NamedTuple):
-    """The outcome for a file."""
-
     done: str
     """A key of _WORDS_OF."""
     note: str = ""
@@ -79,8 +77,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
     counts: collections.Counter[str] = collections.Counter()
-    reasons: collections.Counter[str] = collections.Counter()
-    broken: list[str] = []
+    reasons, broken = set[str](), list[str]()
     moved: list[str] = []
     first: dict[bytes, pathlib.Path] = {}
     with atomic_folder(output) as stage, (stage / TABLE).open("w", encoding="utf-8", newline="") as stream:
@@ -90,7 +87,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
             name, done, note, written = file.relative_to(folder), outcome.done, outcome.note, ""
             original = first.setdefault(outcome.digest, name) if outcome.digest else name
             if done == "broken":
-                reasons[note] += 1
+                reasons.add(note)
                 broken += [f"{shown(str(name))} ({note})"] if len(broken) < _MOST_NAMED else []
             elif original != name:
                 done, note = "copy", f"of {shown(str(original))}"
@@ -107,21 +104,13 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
         print(markdown_table(["", "files"], rows, num_text_columns=1))
         if broken:
             more = "; …" if counts["broken"] > len(broken) else ""
-            print(f"Broken: {'; '.join(broken)}{more}{_advice(reasons, output)}")
+            advice = f"pip install pillow-heif, remove {output} if it is there, and run the command again"
+            print(f"Broken: {'; '.join(broken)}{more}{f'; for HEIC, {advice}' * (_HEIC in reasons)}.")
         check_some_read(len(first))
     if moved:
-        print(
-            f"Warning: {len(moved):,} of the copies {'was' if len(moved) == 1 else 'were'} in another folder than the "
-            f"image that is kept, such as {moved[0]}; check which folder is right."
-        )
+        copies = f"{len(moved):,} of the copies {'was' if len(moved) == 1 else 'were'} in another folder"
+        print(f"Warning: {copies} than the image that is kept, such as {moved[0]}; check which folder is right.")
     print(f"{output} has the images, and {output / TABLE} says of each what was done.")
-
-
-def _advice(reasons: collections.Counter[str], output: pathlib.Path) -> str:
-    """Return the end of a sentence on broken files."""
-    if _HEIC not in reasons:
-        return "."
-    return f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again."
 
 
 def _outcomes(
@@ -238,15 +227,13 @@ def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
 
 
 def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
-    """Return the tags of a TIFF; of other files none."""
     return getattr(image, "tag_v2", {})
 
 
 def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]:
-    """Return the values of a gray image (h, w) int64 and how many bits they have.
+    """Return the values of a gray image (h, w) int64 and how many bits they have. Raises ValueError for signed colors.
 
-    Raises ValueError for signed colors. Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as
-    signed ones.
+    Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as signed ones.
     """
     tags, pixels = _tags(image), np.asarray(image)
     bits = int(tags.get(_BITS_PER_SAMPLE, (16,))[0])

@@ -74,19 +74,17 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
             "--data accepts digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was "
             f"given {source.data!r}{advice}."
         )
-    refuse_without_effect(
-        source,
-        [
-            (("data_dir", "train_split", "eval_split"), kind == "tfds", "--data tfds:NAME"),
-            (("split_seed", "exclude"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
-            (
-                ("group",),
-                kind in DRAWN,
-                "--data folder:, csv: or tar:, and to keras-vit shard of these",
-            ),
-            (("on_bad_image",), kind not in ("digits", "tfds"), "--data folder:, csv:, tfrecord: or tar:"),
-        ],
-    )
+    applies = [
+        (("data_dir", "train_split", "eval_split"), kind == "tfds", "--data tfds:NAME"),
+        (("split_seed", "exclude"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
+        (
+            ("group",),
+            kind in DRAWN,
+            "--data folder:, csv: or tar:, and to keras-vit shard of these",
+        ),
+        (("on_bad_image",), kind not in ("digits", "tfds"), "--data folder:, csv:, tfrecord: or tar:"),
+    ]
+    refuse_without_effect(source, applies)
     return kind, rest
 
 

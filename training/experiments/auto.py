@@ -62,10 +62,8 @@ def usable_checkpoint(name: str | None) -> str | None:
     try:
         find_checkpoint(DEFAULT_CHECKPOINT)
     except UserError as error:
-        print(
-            f"Could not download {DEFAULT_CHECKPOINT}, so a small model is trained from scratch, which is usually less "
-            f"accurate than --checkpoint FOLDER. {error}"
-        )
+        scratch = "so a small model is trained from scratch, which is usually less accurate than --checkpoint FOLDER"
+        print(f"Could not download {DEFAULT_CHECKPOINT}, {scratch}. {error}")
         return None
     return DEFAULT_CHECKPOINT
 
@@ -113,10 +111,9 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
     if minutes is None:
         compared = 0 if resize or run.preprocessing.resize in _WHOLE else min(count, 2 * _COMPARED)
         images = count + source.evaluation.num_examples + compared
-        print(
-            f"The backbone stays frozen, because there is no GPU; its features take about "
-            f"{duration(max(images * image_seconds(run.model), 1.0))} here. To fine-tune it, add --minutes 30 or so."
-        )
+        time_of_features = duration(max(images * image_seconds(run.model), 1.0))
+        why = f"because there is no GPU; its features take about {time_of_features} here"
+        print(f"The backbone stays frozen, {why}. To fine-tune it, add --minutes 30 or so.")
         return 0
     seconds = step_seconds(run.model, recipe.batch_size)
     epochs = min(int(minutes * 60 / (seconds * steps_per_epoch)), most)
@@ -207,7 +204,7 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
 
 
 def _compared(source: DataSet) -> Split:
-    """Return some training images; if there are hardly more, all of them, whose features are in the cache then."""
+    """Return some training images; all if there are hardly more, whose features are in the cache then."""
     train = source.train
     return train if train.num_examples <= 2 * _COMPARED else random_subset(train, _COMPARED, seed=0)
 

@@ -75,10 +75,9 @@ def _by_size(
     sizes = sizes or [round(share * num_examples) for share in _DATA_SHARES]
     for size in sizes:
         if not recipe.batch_size <= size <= num_examples:
-            raise UserError(
-                f"A subset must have from {recipe.batch_size} images, a batch, to {num_examples}, all of them, "
-                f"but one has {size}; give other --train-images or a smaller --batch-size."
-            )
+            most = f"from {recipe.batch_size} images, a batch, to {num_examples}, all of them"
+            advice = "give other --train-images or a smaller --batch-size"
+            raise UserError(f"A subset must have {most}, but one has {size}; {advice}.")
     return [
         Point(f"{_as_name(line).lower()}-{size}", line, f"{size:,} images", _of(recipe, model), size)
         for line, model in models.items()
@@ -118,16 +117,11 @@ _POSITIONS = (
 def position_embedding(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
     """Return every kind of position embedding, added at every place."""
     change = functools.partial(dataclasses.replace, _vit_of(recipe))
-    return [
-        Point(
-            f"{embedding}-{place}",
-            line,
-            setting,
-            _of(recipe, change(position_embedding=embedding, position_injection=place)),
-            num_examples,
-        )
-        for line, setting, embedding, place in _POSITIONS
-    ]
+    points = []
+    for line, setting, embedding, place in _POSITIONS:
+        model = change(position_embedding=embedding, position_injection=place)
+        points.append(Point(f"{embedding}-{place}", line, setting, _of(recipe, model), num_examples))
+    return points
 
 
 def heads(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
@@ -179,9 +173,11 @@ def check_base(recipe: PretrainRecipe) -> None:
     """Raise UserError for a recipe that the studies cannot vary."""
     is_vit = isinstance(recipe.model, ViTConfig) and recipe.model.stem is None
     if not is_vit or recipe.target != "classes" or recipe.steps is None:
+        varied = (
+            "A study varies a ViT that cuts the image itself into patches and learns classes, and trains all models"
+        )
         raise UserError(
-            "A study varies a ViT that cuts the image itself into patches and learns classes, and trains all models "
-            "for the same number of steps; give such a recipe, and --steps, such as --steps 1000."
+            f"{varied} for the same number of steps; give such a recipe, and --steps, such as --steps 1000."
         )
 
 
@@ -221,8 +217,7 @@ def _bit(block_units: tuple[int, ...], root_channels: int) -> ResNetConfig:
 
 
 def _vit_of(recipe: PretrainRecipe) -> ViTConfig:
-    """Return the model of a base recipe, which `check_base` requires to be a ViT."""
-    assert isinstance(recipe.model, ViTConfig)
+    assert isinstance(recipe.model, ViTConfig)  # as `check_base` requires
     return recipe.model
 
 

@@ -56,19 +56,15 @@ def study(name: str, options: StudyOptions) -> list[dict]:
     shots_that_fit(_labels_of(source.train), source.labels, [options.shots])
     sizes = () if options.train_images is None else (sorted(set(options.train_images)),)
     points = definition.grid(recipe, source.train.num_examples, *sizes)
-    trials = {
-        point.name: [
-            Trial(point, seed, options.source, options.shots, folder / "runs" / f"{point.name}-seed{seed}")
-            for seed in range(seeds)
-        ]
+    trials = [
+        Trial(point, seed, options.source, options.shots, folder / "runs" / f"{point.name}-seed{seed}")
         for point in points
-    }
+        for seed in range(seeds)
+    ]
     with locked(folder):
-        measured = _measured([trial for each in trials.values() for trial in each], options.jobs)
-        rows = [
-            _row(point, len(source.labels), [measured[trial.folder] for trial in trials[point.name]])
-            for point in points
-        ]
+        measured = _measured(trials, options.jobs)
+        of_point = {point.name: [measured[each.folder] for each in trials if each.point is point] for point in points}
+        rows = [_row(point, len(source.labels), of_point[point.name]) for point in points]
         _report(name, options, rows, folder)
     return rows
 
@@ -89,8 +85,9 @@ class Trial:
     @property
     def settings(self) -> dict:
         """Return the settings that decide its numbers, as read from JSON."""
-        settings = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
-        return json.loads(json.dumps(settings | {"data": self.data.settings()}))
+        settings = dataclasses.asdict(self) | {"data": self.data.settings()}
+        del settings["folder"]
+        return json.loads(json.dumps(settings))
 
     @property
     def log(self) -> pathlib.Path:
@@ -105,10 +102,8 @@ class Trial:
             there = json.loads(file.read_text(encoding="utf-8"))
             settings, measured = there["settings"], there["measured"]
         if settings != self.settings:
-            raise UserError(
-                f"{self.folder} is a run of another study, which differs in "
-                f"{differences(settings, self.settings)}; choose another --workdir, or delete it."
-            )
+            other = f"a run of another study, which differs in {differences(settings, self.settings)}"
+            raise UserError(f"{self.folder} is {other}; choose another --workdir, or delete it.")
         return measured
 
     def run(self, threads: int) -> dict:
@@ -216,10 +211,8 @@ def _run_all(trials: Sequence[Trial], jobs: int, threads: int) -> dict[pathlib.P
         for done in progress:
             trial = running[done]
             measured[trial.folder] = result = done.result()
-            progress.write(
-                f"{trial.folder.name}: accuracy {result['accuracy']:.1%}, {trial.shots}-shot {result['few_shot']:.1%}, "
-                f"{result['seconds']:.0f} s"
-            )
+            scores = f"accuracy {result['accuracy']:.1%}, {trial.shots}-shot {result['few_shot']:.1%}"
+            progress.write(f"{trial.folder.name}: {scores}, {result['seconds']:.0f} s")
     except KeyboardInterrupt:  # the runs have had it, too, and save their states
         raise TrainingInterrupted from None
     finally:
@@ -292,6 +285,5 @@ def _report(name: str, options: StudyOptions, rows: Sequence[dict], folder: path
 
 
 def _percent(summary: dict) -> str:
-    if summary["interval"] is None:
-        return f"{100 * summary['mean']:.2f}"
-    return f"{100 * summary['mean']:.2f} ± {100 * (summary['interval'][1] - summary['mean']):.2f}"
+    mean, interval = summary["mean"], summary["interval"]
+    return f"{100 * mean:.2f}" + ("" if interval is None else f" ± {100 * (interval[1] - mean):.2f}")

@@ -44,7 +44,7 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, A
         with atomic_write(folder / "state.npz", named) as temporary:
             text = json.dumps(progress | {"version": _VERSION}).encode()
             write_npz(temporary, {"progress": np.frombuffer(text, np.uint8), **arrays})
-        saved = _list(folder)
+        saved = _latest_first(folder)
         if is_remote(folder):
             (folder / _LATEST).write_text(saved[0].name)
     except OSError as error:  # also of a bucket, whose errors are UserErrors
@@ -65,9 +65,8 @@ def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tu
     step, progress, arrays = checkpoint
     shapes = {name: array.shape for name, array in arrays.items()}
     if progress.pop("version", 1) != _VERSION or shapes != {n: tuple(v.shape) for n, v in variables.items()}:
-        raise UserError(
-            f"The checkpoint of step {step} was saved by another version; remove {folder.parent} to start again."
-        )
+        again = f"remove {folder.parent} to start again"
+        raise UserError(f"The checkpoint of step {step} was saved by another version; {again}.")
     for name, variable in variables.items():
         assign_whole(variable, arrays[name].fetch())
     return step, progress
@@ -78,7 +77,7 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] 
 
     Raises UserError if there are checkpoints but all are damaged.
     """
-    paths = _list(folder)
+    paths = _latest_first(folder)
     if is_remote(folder) and (folder / _LATEST).is_file():
         latest = (folder / _LATEST).read_text()
         paths.sort(key=lambda path: path.name != latest)
@@ -94,14 +93,12 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] 
                 raise  # the checkpoint may be intact
             print(f"Skipped the damaged checkpoint {path.name}: {error}.")
     if paths:
-        raise UserError(
-            f"All checkpoints are damaged, so the run cannot continue; remove {folder.parent} to start again."
-        )
+        again = f"remove {folder.parent} to start again"
+        raise UserError(f"All checkpoints are damaged, so the run cannot continue; {again}.")
     return None
 
 
-def _list(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return all checkpoints, the latest first."""
+def _latest_first(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted((path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)), key=_step, reverse=True)
 
 
@@ -122,9 +119,7 @@ def _run_id(folder: pathlib.Path) -> str | None:
     """Return the id in the config.json of the run directory; None for a run of a version without ids."""
     try:
         return json.loads((folder.parent / CONFIG).read_text(encoding="utf-8")).get("id")
-    except FileNotFoundError:
-        return None
-    except RemoteError:
-        raise
-    except (OSError, ValueError, AttributeError):  # `Run.start` reports it
+    except (OSError, ValueError, AttributeError) as error:  # `Run.start` reports it
+        if isinstance(error, RemoteError) and not isinstance(error, FileNotFoundError):
+            raise
         return None

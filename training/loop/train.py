@@ -254,10 +254,7 @@ class Training:
         return int(epochs) if epochs.is_integer() else round(epochs, 3)
 
     def _end_epoch(self, logs: dict[str, float], images_per_second: float, seconds: float) -> None:
-        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal.
-
-        images_per_second: without the evaluation.
-        """
+        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal."""
         record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
         recipe = self.plan.recipe  # the optimizer has the learning rate of the next step
         rate = LearningRate(recipe.schedule, recipe.learning_rate, self.plan.num_steps)(self.step - 1)

@@ -77,26 +77,23 @@ def check_images(run: str, images: Sequence[str], serve: bool, classes: Sequence
 def find_images(names: Sequence[str]) -> list[pathlib.Path]:
     """Return the files that names of files and folders and patterns stand for, each once.
 
-    Those of a folder are in alphabetical order, without hidden ones and without files that neither are called like a
+    Those of a folder are in alphabetical order, without hidden ones and without files that neither are called like an
     image nor hold one. Links in a folder that lead to a folder, which are not followed, or nowhere are among them,
-    since `predict` names what it cannot read. Raises UserError for a name without files. Whether a file can be decoded
-    is not checked.
+    since `predict` names what it cannot read. Raises UserError for a name without files.
     """
     every: dict[pathlib.Path, None] = {}
     for name in names:
         path = pathlib.Path(name)
         if path.is_dir():
             files = _files_in(path)
+        elif path.is_file():
+            files = [path]
         else:
-            files = (
-                [path] if path.is_file() else sorted(filter(pathlib.Path.is_file, map(pathlib.Path, matching(name))))
-            )
+            files = sorted(filter(pathlib.Path.is_file, map(pathlib.Path, matching(name))))
         if not files:
-            what = "The folder {!r} has no image" if path.is_dir() else "There is no image {!r}"
-            raise UserError(
-                f"{what.format(name)} of a supported format ({format_list()}); give files, folders, or patterns such "
-                "as 'pictures/*.png'."
-            )
+            what = f"The folder {name!r} has no image" if path.is_dir() else f"There is no image {name!r}"
+            advice = "give files, folders, or patterns such as 'pictures/*.png'"
+            raise UserError(f"{what} of a supported format ({format_list()}); {advice}.")
         every |= dict.fromkeys(files)
     return list(every)
 

@@ -78,16 +78,13 @@ def auto_recipe(facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
 def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe) -> list[str]:
     """Return a sentence for each choice of `auto_recipe` that is used: the user may have set other values."""
     stays, smaller = _fields_that_stay(recipe, used), min(facts.image_size)
-    reasons = [
-        "Model: a small ResNet (BiT); a Vision Transformer from scratch needs millions of images, and there are "
-        f"{facts.num_examples:,}."
-    ]
+    few = f"a Vision Transformer from scratch needs millions of images, and there are {facts.num_examples:,}"
+    reasons = [f"Model: a small ResNet (BiT); {few}."]
     if "image_size" in stays:
         limit = f"below {_FEW_IMAGES:,} images" if facts.num_examples < _FEW_IMAGES else "from scratch"
         limits = f"at least {_SIDES[0]}, at most {_largest_side(facts)} {limit}"
-        reasons.append(
-            f"Image size: {used.image_size[0]} pixels, since the shorter side is typically {smaller} pixels; {limits}."
-        )
+        typical = f"since the shorter side is typically {smaller} pixels"
+        reasons.append(f"Image size: {used.image_size[0]} pixels, {typical}; {limits}.")
     if "resize" in stays and used.resize == "pad":
         reasons.append(_PAD_REASON)
     if "epochs" in stays:
@@ -162,12 +159,7 @@ def _fields_that_stay(recipe: Recipe, used: Recipe) -> set[str]:
 
 
 def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
-    """Return sentences for few or uneven training images, and none where there is nothing to say.
-
-    Args:
-        counts: training images of each class.
-        from_scratch: whether the model has random initial weights.
-    """
+    """Return sentences for few or uneven training images; counts: of each class."""
     least, median, most = min(counts), statistics.median(counts), max(counts)
     few = from_scratch and median < FEW_PER_CLASS
     uneven = most >= UNBALANCED * least
@@ -175,10 +167,8 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
         return []
     sentences = [f"Training images per class: smallest class {least:,}, median {median:,.0f}, largest {most:,}."]
     if few:
-        sentences.append(
-            "That is too few to train from scratch. Fine-tune instead: "
-            + cli.as_typed(f"keras-vit finetune --checkpoint {CHECKPOINT}, with the same --data.")
-        )
+        command = cli.as_typed(f"keras-vit finetune --checkpoint {CHECKPOINT}, with the same --data.")
+        sentences.append(f"That is too few to train from scratch. Fine-tune instead: {command}")
     if uneven:
         sentences.append(
             "The classes are uneven: --balance shows all of them equally often, --class-weights makes the images of "

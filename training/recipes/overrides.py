@@ -46,10 +46,9 @@ class Request(Generic[Options, AnyRecipe]):
 
 
 def with_crop(given: Given, recipe: Recipe) -> Given:
-    """Return the options that were given, with `--crop-from` for their resize and image size.
+    """Return the options that were given, with `--crop-from` for their resize and image size, unless it is given.
 
-    It grows with the image size, so that the model sees the same part of an image as with the recipe's own; crop and
-    pad have none. Nothing is added where it is given, or where the recipe has none to grow.
+    It grows with the image size, so that the model sees the same part of an image as with the recipe's own.
     """
     crop_from, image_size, resize = (("recipe", field) for field in ("crop_from", "image_size", "resize"))
     if recipe.crop_from is None or crop_from in given:
@@ -77,9 +76,8 @@ def continued(recipe: PretrainRecipe, model: ModelConfig | None, given: Given) -
     model: None where the file does not tell it.
     """
     if model is None:
-        raise UserError(
-            "The checkpoint does not tell its number of heads; give a file of transformers with its config.json."
-        )
+        advice = "give a file of transformers with its config.json"
+        raise UserError(f"The checkpoint does not tell its number of heads; {advice}.")
     sizes: dict[str, Any] = {path[-1]: given[path] for path in _SIZES if path in given}
     return dataclasses.replace(recipe, model=model, learning_rate=0.1 * recipe.learning_rate, **sizes)
 

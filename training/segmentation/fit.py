@@ -29,16 +29,16 @@ def fit(options: SegmentFitOptions, setup: Setup) -> Run:
     batches = setup.source.batches
     assert isinstance(batches, SceneBatches)
     if recipe.head == "eomt" and batches.num_targets > recipe.num_queries:
-        raise UserError(
-            f"An image has up to {batches.num_targets} segments, but there are {recipe.num_queries} queries, each of "
-            f"which finds one; give --num-queries {batches.num_targets} or more."
-        )
-
-    def make_model(num_classes: int) -> keras.Model:
-        return segmenter_to_train(backbone, num_classes, batches.stuff, options)
-
+        few = f"there are {recipe.num_queries} queries, each of which finds one"
+        most = batches.num_targets
+        raise UserError(f"An image has up to {most} segments, but {few}; give --num-queries {most} or more.")
     run = run_training(
-        options, setup, make_model, command="segment", recipe_name=recipe.head, checkpoint=options.checkpoint
+        options,
+        setup,
+        lambda num_classes: segmenter_to_train(backbone, num_classes, batches.stuff, options),
+        command="segment",
+        recipe_name=recipe.head,
+        checkpoint=options.checkpoint,
     )
     if not options.dry_run:
         segmenter = open_segmenter(Run.open(str(run.path)))

@@ -220,9 +220,10 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
     workers, readers = [], []
     for index in range(count):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
         worker = subprocess.Popen(
             command,
-            env={**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -245,7 +246,6 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
 
 
 def _print_output(index: int, worker: subprocess.Popen) -> None:
-    """Print the output of a worker, each line with the worker's index."""
     for line in worker.stdout or ():
         print(f"[{index}] {line.rstrip()}", flush=True)
 
