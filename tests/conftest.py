@@ -165,4 +165,6 @@ def _upstream(tmp_path_factory) -> Run:
         RECIPES["digits"], model=model, epochs=2, batch_size=200, schedule=Schedule(warmup_steps=2)
     )
     folder = tmp_path_factory.mktemp("runs") / "upstream"
-    return pretrain(PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.loop.devices.kernels.on_cpu", lambda: False)  # whose form takes seconds to compile
+        return pretrain(PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny")

@@ -50,8 +50,10 @@ def check_outside(workdir: str, data: str) -> None:
     kind, _, folder = data.partition(":")
     inner, outer = (to_path(path) if is_remote(path) else pathlib.Path(path).resolve() for path in (workdir, folder))
     if kind == "folder" and inner.is_relative_to(outer):
-        advice = "give one outside of it, such as runs/mine"
-        raise UserError(f"--workdir must not lie in the folder of the data, but {workdir} is in {folder}; {advice}.")
+        raise UserError(
+            f"--workdir must not lie in the folder of the data, but {workdir} is in {folder}; give one outside of it, "
+            "such as runs/mine."
+        )
 
 
 def check_new_workdir(workdir: str) -> None:
@@ -198,8 +200,10 @@ def pipeline_options(
     local = [path for path in (table, *paths) if path is not None and not is_remote(path)]
     local += [run] if run is not None and not is_remote(run) and pathlib.Path(run).exists() else []
     if runner == "DataflowRunner" and local:
-        advice = "copy it into a bucket, and give that address"
-        raise UserError(f"The workers of Dataflow have no {local[0]!r}, which is on this machine; {advice}.")
+        raise UserError(
+            f"The workers of Dataflow have no {local[0]!r}, which is on this machine; copy it into a bucket, and give "
+            "that address."
+        )
     return PipelineOptions(runner, arguments, table)
 
 

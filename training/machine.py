@@ -115,11 +115,15 @@ def _why_tensorflow_sees_no_gpu(machine: Machine) -> tuple[str, str]:
     cuda = 13 if version >= _DRIVER_OF_CUDA_13 else 12
     if version < _DRIVER_OF_CUDA_12:
         needed = ".".join(map(str, _DRIVER_OF_CUDA_12))
-        old = f"The driver {machine.driver} is too old for CUDA 12, which needs {needed}."
-        return old, "sudo apt install nvidia-open"
+        return (
+            f"The driver {machine.driver} is too old for CUDA 12, which needs {needed}.",
+            "sudo apt install nvidia-open",
+        )
     if not (machine.tensorflow or {}).get("is_cuda_build"):
-        of_cpus = "There is a GPU, but this TensorFlow is built for CPUs."
-        return of_cpus, f"pip uninstall -y tensorflow-cpu && {_WITH_CUDA}"
+        return (
+            "There is a GPU, but this TensorFlow is built for CPUs.",
+            f"pip uninstall -y tensorflow-cpu && {_WITH_CUDA}",
+        )
     if 12 not in machine.cuda:
         others = "" if not machine.cuda else f", only those of CUDA {', '.join(map(str, sorted(machine.cuda)))}"
         return f"TensorFlow needs the libraries of CUDA 12, which are not installed{others}.", _WITH_CUDA
@@ -173,9 +177,11 @@ def _nvidia() -> tuple[str | None, tuple[str, ...]]:
 
 def _answer(code: str) -> dict[str, object]:
     """Return the JSON object that a new Python process prints last, or the error that it ends with."""
-    environment, command = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, [sys.executable, "-c", code]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
+        )
     except subprocess.TimeoutExpired:
         return {"error": "the import takes more than 120 seconds"}
     if done.returncode:

@@ -77,7 +77,8 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
     counts: collections.Counter[str] = collections.Counter()
-    reasons, broken = set[str](), list[str]()
+    reasons: set[str] = set()
+    broken: list[str] = []
     moved: list[str] = []
     first: dict[bytes, pathlib.Path] = {}
     with atomic_folder(output) as stage, (stage / TABLE).open("w", encoding="utf-8", newline="") as stream:
@@ -104,12 +105,17 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
         print(markdown_table(["", "files"], rows, num_text_columns=1))
         if broken:
             more = "; …" if counts["broken"] > len(broken) else ""
-            advice = f"pip install pillow-heif, remove {output} if it is there, and run the command again"
-            print(f"Broken: {'; '.join(broken)}{more}{f'; for HEIC, {advice}' * (_HEIC in reasons)}.")
+            if _HEIC in reasons:
+                more += (
+                    f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again"
+                )
+            print(f"Broken: {'; '.join(broken)}{more}.")
         check_some_read(len(first))
     if moved:
-        copies = f"{len(moved):,} of the copies {'was' if len(moved) == 1 else 'were'} in another folder"
-        print(f"Warning: {copies} than the image that is kept, such as {moved[0]}; check which folder is right.")
+        print(
+            f"Warning: {len(moved):,} of the copies {'was' if len(moved) == 1 else 'were'} in another folder than the "
+            f"image that is kept, such as {moved[0]}; check which folder is right."
+        )
     print(f"{output} has the images, and {output / TABLE} says of each what was done.")
 
 

@@ -57,7 +57,9 @@ def test_steps_and_loss_are_those_of_fit_with_class_weight(loss, accumulation):
         # Keras takes the mean over the classes, where the objective takes the sum.
         "sigmoid": lambda y, x: 3.0 * keras.losses.binary_crossentropy(y, x, from_logits=True),
     }[loss]
-    stock.compile(keras.optimizers.SGD(0.1, momentum=0.9), of_logits, metrics=["categorical_accuracy"])
+    stock.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), of_logits, metrics=["categorical_accuracy"], jit_compile=False
+    )
     history = stock.fit(batches(3), class_weight=dict(enumerate(weights)), shuffle=False, verbose=0).history
     ours = trainer(objective=Classification(loss, class_weights=weights), accumulation=accumulation)
     logs = [ours.train_on_batch(*batch, return_dict=True) for batch in batches(3)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import SegmentationConfig, UserError
+from keras_vit import SegmentationConfig
 from keras_vit.models.config import LinearSegmentationConfig
 from keras_vit.run import Run
 from tests.interruptions import assert_ended_alike, final_state, killed_after
@@ -119,15 +119,3 @@ def test_a_dry_run_says_what_it_does_not_count(tmp_path, capsys):
     )  # fmt: skip
     assert "the queries, and the heads of masks or boxes" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"mixup": 0.2}, "--mixup applies only to classes of whole images"),
-        ({"scale_jitter": (2.0, 0.5)}, "--scale-jitter accepts the least and the largest factor"),
-    ],
-)
-def test_what_does_not_fit_masks_is_refused(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        dataclasses.replace(RECIPE, **change)

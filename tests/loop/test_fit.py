@@ -19,8 +19,7 @@ from keras_vit.run import Run
 from tests.data.test_tar import labeled, write
 from tests.interruptions import Interrupted, assert_ended_alike
 from tests.support import fetched, randomize
-from training.data.pipeline import training_batches
-from training.data.sources import DataOptions, array_split
+from training.data.sources import DataOptions
 from training.loop import build, checkpoints
 from training.loop import pretrain as pretraining
 from training.loop.optimizers import LearningRate
@@ -387,24 +386,6 @@ def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     expected = -np.mean(np.sum((0.8 * labels + 0.2 / 3) * log_probabilities, axis=-1))
     weighted = tf.data.Dataset.from_tensors(tuple(np.float32(part) for part in (images, labels, np.ones(5))))
     assert float(trainer.evaluate(weighted, verbose=0, return_dict=True)["loss"]) == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_tiny_model_fits_one_batch():
-    rng = np.random.default_rng(0)
-    split = array_split(rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8), np.arange(16) % 4, tuple("abcd"))
-    recipe = dataclasses.replace(
-        RECIPE, model=dataclasses.replace(MODEL, dropout_rate=0.0), batch_size=16, shift=0, label_smoothing=0.0,
-        weight_decay=0.0, learning_rate=1e-2,
-    )  # fmt: skip
-    preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
-    model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
-    trainer = build.build_trainer(lambda: model, recipe, 150, execution=Execution())
-    batches = training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
-    history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
-    assert history.history["loss"][0] < 1.0
-    images, labels = next(iter(batches))
-    predicted = model.predict(images, verbose=0)
-    np.testing.assert_array_equal(predicted.argmax(-1), np.argmax(labels, -1))
 
 
 # One of those with the same model: BiT's for three data sets, Table 3's for more epochs.

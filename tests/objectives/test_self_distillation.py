@@ -194,12 +194,10 @@ def test_two_replicas_end_where_one_device_does(tmp_path):
     command += ["--head-width", "16", "--prototypes", "12", "--steps", "4", "--warmup-steps", "1"]
     command += ["--batch-size", "32", "--deterministic"]
     models = []
-    for name, devices in {
-        "one": ["--strategy", "single"],
-        "two": ["--strategy", "mirrored", "--replicas", "2"],
-    }.items():
-        subprocess.run([*command, *devices, "--workdir", str(tmp_path / name)], check=True, capture_output=True)
-        models.append(load_model(tmp_path / name))
+    for devices in ("single", "mirrored --replicas 2"):
+        options = ["--strategy", *devices.split(), "--workdir", str(tmp_path / devices)]
+        subprocess.run([*command, *options], check=True, capture_output=True)
+        models.append(load_model(tmp_path / devices))
     for one, other in zip(*(model.weights for model in models), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 

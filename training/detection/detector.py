@@ -136,8 +136,8 @@ def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, 
 
 def _detector_model(run: Run) -> keras.Model:
     if not isinstance(run.model.output, dict) or not isinstance(task_of(run.model), DetectionConfig):
-        advice = (
-            "give OWL-ViT or OWLv2, such as hf:google/owlv2-base-patch16-ensemble, or a run of keras-vit detect fit"
+        raise UserError(
+            f"{run.name} is not a detector; give OWL-ViT or OWLv2, such as hf:google/owlv2-base-patch16-ensemble, or a "
+            "run of keras-vit detect fit."
         )
-        raise UserError(f"{run.name} is not a detector; {advice}.")
     return run.model

@@ -165,7 +165,8 @@ def voc_average_precision(images: Sequence[BoxedImage], detections: Sequence[Obj
 def _of_class(images: Sequence[BoxedImage], detections: Sequence[Objects], label: int) -> float:
     count, scores, hits = 0, list[float](), list[bool]()
     for image, objects in zip(images, detections, strict=True):
-        boxes, own = [box for box in image.boxes if box.label == label], objects.classes == label
+        boxes = [box for box in image.boxes if box.label == label]
+        own = objects.classes == label
         count += sum(not box.is_difficult for box in boxes)
         overlaps = _overlaps(objects.corners[own], np.array([box.corners for box in boxes]).reshape(-1, 4))
         taken: set[int] = set()

@@ -62,8 +62,10 @@ def usable_checkpoint(name: str | None) -> str | None:
     try:
         find_checkpoint(DEFAULT_CHECKPOINT)
     except UserError as error:
-        scratch = "so a small model is trained from scratch, which is usually less accurate than --checkpoint FOLDER"
-        print(f"Could not download {DEFAULT_CHECKPOINT}, {scratch}. {error}")
+        print(
+            f"Could not download {DEFAULT_CHECKPOINT}, so a small model is trained from scratch, which is usually less "
+            f"accurate than --checkpoint FOLDER. {error}"
+        )
         return None
     return DEFAULT_CHECKPOINT
 
@@ -111,9 +113,10 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
     if minutes is None:
         compared = 0 if resize or run.preprocessing.resize in _WHOLE else min(count, 2 * _COMPARED)
         images = count + source.evaluation.num_examples + compared
-        time_of_features = duration(max(images * image_seconds(run.model), 1.0))
-        why = f"because there is no GPU; its features take about {time_of_features} here"
-        print(f"The backbone stays frozen, {why}. To fine-tune it, add --minutes 30 or so.")
+        print(
+            f"The backbone stays frozen, because there is no GPU; its features take about "
+            f"{duration(max(images * image_seconds(run.model), 1.0))} here. To fine-tune it, add --minutes 30 or so."
+        )
         return 0
     seconds = step_seconds(run.model, recipe.batch_size)
     epochs = min(int(minutes * 60 / (seconds * steps_per_epoch)), most)

@@ -103,11 +103,14 @@ def _student(
     """Return the run of a round: from the checkpoint, with the labels and what the teacher is sure of."""
     shares = _probabilities(teacher, setup, unlabelled)
     kept = np.flatnonzero(shares.max(axis=-1) >= options.confidence)
-    sure = f"{len(kept):,} of {unlabelled.num_examples:,} images"
-    print(f"Round {number}: {sure} have a class with a probability of at least {options.confidence:g}.")
+    print(
+        f"Round {number}: {len(kept):,} of {unlabelled.num_examples:,} images have a class with a probability of at "
+        f"least {options.confidence:g}."
+    )
     if not len(kept):
-        lower = f"give a lower --confidence than {options.confidence:g}"
-        raise UserError(f"The teacher {teacher.path} is sure of no image; {lower}.")
+        raise UserError(
+            f"The teacher {teacher.path} is sure of no image; give a lower --confidence than {options.confidence:g}."
+        )
     source = with_pseudo_labels(setup.source, unlabelled, kept, shares[kept], _PER_IMAGE)
     num_steps = options.recipe.num_steps(setup.source.train.num_examples)
     # Each labeled image is seen as often as with the labels alone.

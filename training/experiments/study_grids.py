@@ -75,9 +75,10 @@ def _by_size(
     sizes = sizes or [round(share * num_examples) for share in _DATA_SHARES]
     for size in sizes:
         if not recipe.batch_size <= size <= num_examples:
-            most = f"from {recipe.batch_size} images, a batch, to {num_examples}, all of them"
-            advice = "give other --train-images or a smaller --batch-size"
-            raise UserError(f"A subset must have {most}, but one has {size}; {advice}.")
+            raise UserError(
+                f"A subset must have from {recipe.batch_size} images, a batch, to {num_examples}, all of them, "
+                f"but one has {size}; give other --train-images or a smaller --batch-size."
+            )
     return [
         Point(f"{_as_name(line).lower()}-{size}", line, f"{size:,} images", _of(recipe, model), size)
         for line, model in models.items()
@@ -173,11 +174,9 @@ def check_base(recipe: PretrainRecipe) -> None:
     """Raise UserError for a recipe that the studies cannot vary."""
     is_vit = isinstance(recipe.model, ViTConfig) and recipe.model.stem is None
     if not is_vit or recipe.target != "classes" or recipe.steps is None:
-        varied = (
-            "A study varies a ViT that cuts the image itself into patches and learns classes, and trains all models"
-        )
         raise UserError(
-            f"{varied} for the same number of steps; give such a recipe, and --steps, such as --steps 1000."
+            "A study varies a ViT that cuts the image itself into patches and learns classes, and trains all models "
+            "for the same number of steps; give such a recipe, and --steps, such as --steps 1000."
         )
 
 

@@ -102,8 +102,10 @@ class Trial:
             there = json.loads(file.read_text(encoding="utf-8"))
             settings, measured = there["settings"], there["measured"]
         if settings != self.settings:
-            other = f"a run of another study, which differs in {differences(settings, self.settings)}"
-            raise UserError(f"{self.folder} is {other}; choose another --workdir, or delete it.")
+            raise UserError(
+                f"{self.folder} is a run of another study, which differs in "
+                f"{differences(settings, self.settings)}; choose another --workdir, or delete it."
+            )
         return measured
 
     def run(self, threads: int) -> dict:
@@ -211,8 +213,10 @@ def _run_all(trials: Sequence[Trial], jobs: int, threads: int) -> dict[pathlib.P
         for done in progress:
             trial = running[done]
             measured[trial.folder] = result = done.result()
-            scores = f"accuracy {result['accuracy']:.1%}, {trial.shots}-shot {result['few_shot']:.1%}"
-            progress.write(f"{trial.folder.name}: {scores}, {result['seconds']:.0f} s")
+            progress.write(
+                f"{trial.folder.name}: accuracy {result['accuracy']:.1%}, {trial.shots}-shot {result['few_shot']:.1%}, "
+                f"{result['seconds']:.0f} s"
+            )
     except KeyboardInterrupt:  # the runs have had it, too, and save their states
         raise TrainingInterrupted from None
     finally:
@@ -285,5 +289,6 @@ def _report(name: str, options: StudyOptions, rows: Sequence[dict], folder: path
 
 
 def _percent(summary: dict) -> str:
-    mean, interval = summary["mean"], summary["interval"]
-    return f"{100 * mean:.2f}" + ("" if interval is None else f" ± {100 * (interval[1] - mean):.2f}")
+    if summary["interval"] is None:
+        return f"{100 * summary['mean']:.2f}"
+    return f"{100 * summary['mean']:.2f} ± {100 * (summary['interval'][1] - summary['mean']):.2f}"

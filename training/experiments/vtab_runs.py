@@ -89,9 +89,10 @@ def _not_prepared(builders: Mapping[str, Any], by_name: Mapping[str, VtabTask], 
             missing[task] = command + f" (fetch the images by hand first: see tfds' page of {name})" * by_hand
             print(f"{task} is not prepared: {missing[task]}")
     if len(missing) == len(builders):
-        where = data_dir or "the directory of TFDS"
-        advice = "prepare some by the commands above, or give --data-dir"
-        raise UserError(f"None of the {len(builders)} tasks is prepared in {where}; {advice}.")
+        raise UserError(
+            f"None of the {len(builders)} tasks is prepared in {data_dir or 'the directory of TFDS'}; prepare "
+            "some by the commands above, or give --data-dir."
+        )
     return missing
 
 
@@ -137,7 +138,9 @@ def summarize(results: Mapping[str, dict], missing: Mapping[str, str]) -> dict:
     return {
         "complete": len(results) == len(TASKS),
         "mean": float(np.mean([row["accuracy"] for row in results.values()])),
-        "groups": {name: {"num_tasks": len(x), "mean": float(np.mean(x))} for name, x in groups.items() if x},
+        "groups": {
+            group: {"num_tasks": len(rows), "mean": float(np.mean(rows))} for group, rows in groups.items() if rows
+        },
         "tasks": results,
         "missing": missing,
     }
@@ -206,15 +209,17 @@ def _stored(key: str, num_stored: int, num_classes: int) -> LabelRule:
     return LabelRule({key: True}, label, tuple(str(k) for k in range(num_classes)))
 
 
-_DISTANCES = ("to 8", "to 8.5", "to 9", "to 9.5", "to 10", "farther")
-_METERS = ("to 8 m", "to 20 m", "farther", "no vehicle")
 # By task, where the label is not stored as `label`.
 RULES = {
     "clevr-count": LabelRule({"objects": {"size"}}, _count, tuple(f"{n} objects" for n in range(3, 11))),
-    "clevr-distance": LabelRule({"objects": {"pixel_coords"}}, _closest_object, _DISTANCES),
+    "clevr-distance": LabelRule(
+        {"objects": {"pixel_coords"}}, _closest_object, ("to 8", "to 8.5", "to 9", "to 9.5", "to 10", "farther")
+    ),
     "dsprites-location": _stored("label_x_position", 32, 16),
     "dsprites-orientation": _stored("label_orientation", 40, 16),
-    "kitti-distance": LabelRule({"objects": {"location", "type"}}, _closest_vehicle, _METERS),
+    "kitti-distance": LabelRule(
+        {"objects": {"location", "type"}}, _closest_vehicle, ("to 8 m", "to 20 m", "farther", "no vehicle")
+    ),
     "smallnorb-azimuth": _stored("label_azimuth", 18, 18),
     "smallnorb-elevation": _stored("label_elevation", 9, 9),
 }
@@ -236,8 +241,10 @@ def _part(task: VtabTask, builder, part: Part) -> Split:
     records = TFRecords([(file.filename, file.skip, file.take) for file in info.file_instructions])
     wanted = {"train800": NUM_TRAIN, "val200": NUM_VAL, "train800val200": NUM_TRAIN + NUM_VAL}
     if len(records) != wanted.get(part, len(records)):
-        found = f"there are {len(records)} in {builder.data_dir}; prepare the data set again"
-        raise UserError(f"{part} of {task.name} should be {wanted[part]} images, but {found}.")
+        raise UserError(
+            f"{part} of {task.name} should be {wanted[part]} images, but there are {len(records)} in "
+            f"{builder.data_dir}; prepare the data set again."
+        )
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         example = features.deserialize_example(records.read(index), decoders=decoders)

@@ -63,11 +63,10 @@ def build_trainer(
     with strategy.scope():
         wanted = execution.xla == "on" or (execution.xla == "auto" and tf.config.list_physical_devices("GPU"))
         with_xla = keras.backend.backend() == "jax" or (bool(wanted) and not _without_xla(execution, objective))
-        rate = LearningRate(recipe.schedule, recipe.learning_rate, num_steps)
         optimizer = make_optimizer(
             recipe.optimizer,
             model,
-            rate,
+            LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
             clip_norm=recipe.clip_norm,
             weight_decay=recipe.weight_decay,
             layer_decay=recipe.layer_decay,

@@ -296,7 +296,10 @@ def report_interruption() -> Iterator[None]:
     try:
         yield
     except TrainingInterrupted:
-        command = f"the same command{' on every worker' if 'TF_CONFIG' in os.environ else ''}"
-        saved = f"Training was interrupted and its checkpoint is saved; {command} continues: {cli.command_line()}"
-        print(saved, file=sys.stderr)
+        everywhere = " on every worker" if "TF_CONFIG" in os.environ else ""
+        command = cli.command_line()
+        print(
+            f"Training was interrupted and its checkpoint is saved; the same command{everywhere} continues: {command}",
+            file=sys.stderr,
+        )
         sys.exit(CONTINUE_LATER)

@@ -65,8 +65,9 @@ def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tu
     step, progress, arrays = checkpoint
     shapes = {name: array.shape for name, array in arrays.items()}
     if progress.pop("version", 1) != _VERSION or shapes != {n: tuple(v.shape) for n, v in variables.items()}:
-        again = f"remove {folder.parent} to start again"
-        raise UserError(f"The checkpoint of step {step} was saved by another version; {again}.")
+        raise UserError(
+            f"The checkpoint of step {step} was saved by another version; remove {folder.parent} to start again."
+        )
     for name, variable in variables.items():
         assign_whole(variable, arrays[name].fetch())
     return step, progress
@@ -93,8 +94,9 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] 
                 raise  # the checkpoint may be intact
             print(f"Skipped the damaged checkpoint {path.name}: {error}.")
     if paths:
-        again = f"remove {folder.parent} to start again"
-        raise UserError(f"All checkpoints are damaged, so the run cannot continue; {again}.")
+        raise UserError(
+            f"All checkpoints are damaged, so the run cannot continue; remove {folder.parent} to start again."
+        )
     return None
 
 
@@ -119,7 +121,9 @@ def _run_id(folder: pathlib.Path) -> str | None:
     """Return the id in the config.json of the run directory; None for a run of a version without ids."""
     try:
         return json.loads((folder.parent / CONFIG).read_text(encoding="utf-8")).get("id")
-    except (OSError, ValueError, AttributeError) as error:  # `Run.start` reports it
-        if isinstance(error, RemoteError) and not isinstance(error, FileNotFoundError):
-            raise
+    except FileNotFoundError:
+        return None
+    except RemoteError:
+        raise
+    except (OSError, ValueError, AttributeError):  # `Run.start` reports it
         return None

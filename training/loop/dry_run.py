@@ -273,10 +273,9 @@ def print_budget(options: PretrainOptions, chips: str, name: str, named: Pretrai
         source = open_setup(options).source
         examples, classes = source.train.num_examples, len(source.labels)
     recipe = options.recipe
-    known_as = name if (recipe.model, recipe.image_size) == (named.model, named.image_size) else ""
     planned = budget(
         recipe,
-        known_as,
+        name if (recipe.model, recipe.image_size) == (named.model, named.image_size) else "",
         chips,
         num_examples=examples,
         num_classes=classes,
@@ -290,13 +289,9 @@ def print_budget(options: PretrainOptions, chips: str, name: str, named: Pretrai
     known = "compiled" if planned.compiled else "estimated"
     days = " to ".join(f"{planned.hours(share) / 24:.2g}" for share in (_GOOD, _PUBLISHED))
     reference, (images, labels) = "vit-s16-i1k-better-plain", DATA_SETS["imagenet-1k"]
+    execution = Execution(precision="bfloat16")
     published = budget(
-        find_recipe(reference),
-        reference,
-        "v3-8",
-        num_examples=images,
-        num_classes=labels,
-        execution=Execution(precision="bfloat16"),
+        find_recipe(reference), reference, "v3-8", num_examples=images, num_classes=labels, execution=execution
     )
     good, reached = (f"{published.hours(share):.2g} at {share:.0%}" for share in (_GOOD, _PUBLISHED))
     rows = {

@@ -131,9 +131,10 @@ def check_shares(recipe: Recipe, replicas: int) -> None:
     """Raise UserError if the replicas cannot share a batch evenly."""
     parts = replicas * recipe.accumulation
     if recipe.batch_size % parts:
-        sharers = f"{replicas} replicas with {recipe.accumulation} micro-batches each"
-        fits = f"give --batch-size {max(recipe.batch_size // parts, 1) * parts}"
-        raise UserError(f"A batch of {recipe.batch_size} images cannot be shared evenly by {sharers}; {fits}.")
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be shared evenly by {replicas} replicas with "
+            f"{recipe.accumulation} micro-batches each; give --batch-size {max(recipe.batch_size // parts, 1) * parts}."
+        )
 
 
 def _check_lengths(execution: Execution, num_steps: int, epoch_steps: int) -> None:

@@ -62,8 +62,9 @@ class PatchDropout(OtherPatches):
     needs = "--patch-dropout is for a Vision Transformer with positions at its input"
 
     def __init__(self, rate: float, objective: Objective):
-        share = f"{rate:.4g} of the patches out, which saves about that share"
-        super().__init__(objective, f"that --patch-dropout leaves {share}")
+        super().__init__(
+            objective, f"that --patch-dropout leaves {rate:.4g} of the patches out, which saves about that share"
+        )
         self._rate = rate
 
     def fits(self, config):

@@ -258,7 +258,7 @@ class TrainingOptions:
         """Return everything but the images that changes the result of a run, as in config.json."""
         newer = (*_NEWER, *([_NEWER_OF_PRETRAINING] if command == "pretrain" else []))
         fields = dataclasses.asdict(self).items()
-        settings = {name: x for name, x in fields if name not in _CHANGEABLE and (name, x) not in newer}
+        settings = {name: value for name, value in fields if name not in _CHANGEABLE and (name, value) not in newer}
         if settings.get("unlabelled") is None:
             settings = {name: value for name, value in settings.items() if name not in _OF_UNLABELLED}
         recipe = settings["recipe"].items()

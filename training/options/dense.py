@@ -19,7 +19,10 @@ BadBoxes = Literal["refuse", "clip"]
 # The kinds of images with masks and of those with boxes, and what a path of each must be.
 _Kinds = Mapping[str, Callable[[str, str], pathlib.Path] | None]
 _SCENES: _Kinds = {
-    **{"folder": existing_folder, "coco": existing_file, "panoptic": existing_file, "voc": existing_folder},
+    "folder": existing_folder,
+    "coco": existing_file,
+    "panoptic": existing_file,
+    "voc": existing_folder,
     "tfds": None,
 }
 _BOXES: _Kinds = {"coco": existing_file, "yolo": existing_file, "voc": existing_folder, "csv": existing_file}
@@ -73,8 +76,9 @@ class SceneOptions(AnnotatedData):
         ]
         refuse_without_effect(self, applies)
         if self.eval_data is not None:
-            same = {self.kind: _SCENES[self.kind]}
-            _check_data("--eval-data", self.eval_data, same, f"the kind of --data, {self.kind}:")
+            _check_data(
+                "--eval-data", self.eval_data, {self.kind: _SCENES[self.kind]}, f"the kind of --data, {self.kind}:"
+            )
         for option, images in (("--images", self.images), ("--eval-images", self.eval_images)):
             if images is not None:
                 existing_folder(images, f"{option} accepts the folder of the images")

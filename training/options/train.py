@@ -106,8 +106,9 @@ class FinetuneOptions(TrainingOptions):
         refuse_without_effect(self, applies)
         has_weights_alone = (self.checkpoint or "").endswith(KERAS_WEIGHTS)
         if (self.model is None) == (self.checkpoint is None or has_weights_alone):
-            both = f"A {KERAS_WEIGHTS} file needs both."
-            raise UserError(f"Say where to start: --checkpoint FILE_OR_NAME, or --model NAME. {both}")
+            raise UserError(
+                f"Say where to start: --checkpoint FILE_OR_NAME, or --model NAME. A {KERAS_WEIGHTS} file needs both."
+            )
         if self.recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
 

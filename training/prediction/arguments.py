@@ -92,8 +92,10 @@ def find_images(names: Sequence[str]) -> list[pathlib.Path]:
             files = sorted(filter(pathlib.Path.is_file, map(pathlib.Path, matching(name))))
         if not files:
             what = f"The folder {name!r} has no image" if path.is_dir() else f"There is no image {name!r}"
-            advice = "give files, folders, or patterns such as 'pictures/*.png'"
-            raise UserError(f"{what} of a supported format ({format_list()}); {advice}.")
+            raise UserError(
+                f"{what} of a supported format ({format_list()}); give files, folders, or patterns such as "
+                "'pictures/*.png'."
+            )
         every |= dict.fromkeys(files)
     return list(every)
 

@@ -111,7 +111,9 @@ class Classifier:
         if scorer is not None:
             scores = np.asarray(scorer.score(inside["pre_logits"], inside["logits"])).tolist()
             pairs = zip(ranked, scores, strict=True)
-            ranked = [dataclasses.replace(one, unknown=x, is_unknown=x > scorer.threshold) for one, x in pairs]
+            ranked = [
+                dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold) for each, score in pairs
+            ]
         rows = zip(images, ranked, maps, strict=True)
         return [Prediction(image.name, classes, maps=of_image) for image, classes, of_image in rows]
 

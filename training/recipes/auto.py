@@ -78,13 +78,16 @@ def auto_recipe(facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
 def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe) -> list[str]:
     """Return a sentence for each choice of `auto_recipe` that is used: the user may have set other values."""
     stays, smaller = _fields_that_stay(recipe, used), min(facts.image_size)
-    few = f"a Vision Transformer from scratch needs millions of images, and there are {facts.num_examples:,}"
-    reasons = [f"Model: a small ResNet (BiT); {few}."]
+    reasons = [
+        "Model: a small ResNet (BiT); a Vision Transformer from scratch needs millions of images, and there are "
+        f"{facts.num_examples:,}."
+    ]
     if "image_size" in stays:
         limit = f"below {_FEW_IMAGES:,} images" if facts.num_examples < _FEW_IMAGES else "from scratch"
         limits = f"at least {_SIDES[0]}, at most {_largest_side(facts)} {limit}"
-        typical = f"since the shorter side is typically {smaller} pixels"
-        reasons.append(f"Image size: {used.image_size[0]} pixels, {typical}; {limits}.")
+        reasons.append(
+            f"Image size: {used.image_size[0]} pixels, since the shorter side is typically {smaller} pixels; {limits}."
+        )
     if "resize" in stays and used.resize == "pad":
         reasons.append(_PAD_REASON)
     if "epochs" in stays:
@@ -167,8 +170,10 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
         return []
     sentences = [f"Training images per class: smallest class {least:,}, median {median:,.0f}, largest {most:,}."]
     if few:
-        command = cli.as_typed(f"keras-vit finetune --checkpoint {CHECKPOINT}, with the same --data.")
-        sentences.append(f"That is too few to train from scratch. Fine-tune instead: {command}")
+        sentences.append(
+            "That is too few to train from scratch. Fine-tune instead: "
+            + cli.as_typed(f"keras-vit finetune --checkpoint {CHECKPOINT}, with the same --data.")
+        )
     if uneven:
         sentences.append(
             "The classes are uneven: --balance shows all of them equally often, --class-weights makes the images of "

@@ -76,8 +76,9 @@ def continued(recipe: PretrainRecipe, model: ModelConfig | None, given: Given) -
     model: None where the file does not tell it.
     """
     if model is None:
-        advice = "give a file of transformers with its config.json"
-        raise UserError(f"The checkpoint does not tell its number of heads; {advice}.")
+        raise UserError(
+            "The checkpoint does not tell its number of heads; give a file of transformers with its config.json."
+        )
     sizes: dict[str, Any] = {path[-1]: given[path] for path in _SIZES if path in given}
     return dataclasses.replace(recipe, model=model, learning_rate=0.1 * recipe.learning_rate, **sizes)
 

@@ -236,8 +236,10 @@ def augreg(
     layers, magnitude, mixup = _AUGMENTATIONS[augmentation or defaults[data == "i21k"]]
     rate = 0.1 if regularized else 0.0
     config = dataclasses.replace(_vit(name), dropout_rate=rate, stochastic_depth_rate=rate)
-    head: dict[str, Any] = {"representation_size": config.hidden_size} if data == "i1k" else {"classifier": "gap"}
-    config = dataclasses.replace(config, **head)
+    if data == "i1k":
+        config = dataclasses.replace(config, representation_size=config.hidden_size)
+    else:
+        config = dataclasses.replace(config, classifier="gap")
     return PretrainRecipe(
         model=config, epochs=300, batch_size=4096, learning_rate=1e-3, schedule=Schedule("cosine", 10_000),
         weight_decay=weight_decay, loss="sigmoid", head_bias=-6.9 if data == "i1k" else -10.0, **_CROPS,
@@ -384,8 +386,11 @@ def find_recipe(name: str, others: Sequence[str] = ()) -> PretrainRecipe:
     if name in RECIPES:
         return RECIPES[name]
     if match := _AUGREG_NAME.fullmatch(name):
-        setting, weight_decay = match.group("model", "data", "augmentation"), 0.03 if match["weak"] else 0.1
-        return augreg(*setting, regularized=bool(match["regularized"]), weight_decay=weight_decay)
+        return augreg(
+            *match.group("model", "data", "augmentation"),
+            regularized=bool(match["regularized"]),
+            weight_decay=0.03 if match["weak"] else 0.1,
+        )
     check_known("recipe", name, RECIPES, others)
     return RECIPES[name]
 

@@ -132,9 +132,10 @@ def _iou(total: np.ndarray) -> np.ndarray:
 def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray], float]]) -> dict[str, Any]:
     """Return measures of the sum over images (images, ...), and their `intervals` by a bootstrap over them."""
     totals = [np.tensordot(np.bincount(rows, minlength=len(sums)), sums, axes=1) for rows in draws(len(sums), _DRAWS)]
-    drawn, whole = [total for total in totals if total.any()], sums.sum(axis=0)
-    intervals = {name: of_draws(list(map(measure, drawn))) for name, measure in measures.items()}
-    return {**{name: measure(whole) for name, measure in measures.items()}, "intervals": intervals}
+    intervals = {
+        name: of_draws([measure(total) for total in totals if total.any()]) for name, measure in measures.items()
+    }
+    return {**{name: measure(sums.sum(axis=0)) for name, measure in measures.items()}, "intervals": intervals}
 
 
 def _instance(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:

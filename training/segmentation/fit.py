@@ -29,9 +29,10 @@ def fit(options: SegmentFitOptions, setup: Setup) -> Run:
     batches = setup.source.batches
     assert isinstance(batches, SceneBatches)
     if recipe.head == "eomt" and batches.num_targets > recipe.num_queries:
-        few = f"there are {recipe.num_queries} queries, each of which finds one"
-        most = batches.num_targets
-        raise UserError(f"An image has up to {most} segments, but {few}; give --num-queries {most} or more.")
+        raise UserError(
+            f"An image has up to {batches.num_targets} segments, but there are {recipe.num_queries} queries, each of "
+            f"which finds one; give --num-queries {batches.num_targets} or more."
+        )
     run = run_training(
         options,
         setup,

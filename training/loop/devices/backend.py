@@ -119,7 +119,9 @@ def may_be_slice() -> bool:
     Where one of these variables names the hosts, as on GKE, Kaggle and Colab, there is no such server.
     """
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES", os.environ.get("TPU_WORKER_HOSTNAMES"))
-    return ("TPU_SKIP_MDS_QUERY" not in os.environ and has_tpu()) if hosts is None else "," in hosts
+    if hosts is not None:
+        return "," in hosts
+    return "TPU_SKIP_MDS_QUERY" not in os.environ and has_tpu()
 
 
 def prepare_tpu(options: StrategyOptions) -> None:

@@ -220,10 +220,9 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
     workers, readers = [], []
     for index in range(count):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
         worker = subprocess.Popen(
             command,
-            env=environment,
+            env={**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

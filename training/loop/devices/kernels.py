@@ -24,7 +24,7 @@ from keras_vit.models.gpu import MULTIPLE, padded_attention, runs_on_cudnn
 from keras_vit.models.layers import LayerScale, TokenDense, gelu_erf, gelu_quick, gelu_tanh
 from training.loop.devices import cudnn
 
-# sqrt(2 / pi) and the cubic coefficient of the tanh approximation (arXiv 1606.08415).
+# sqrt(2 / pi) and the cubic coefficient of the tanh approximation ("Gaussian Error Linear Units", arXiv 1606.08415).
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
 _IN_BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.|$)")
 _OF_EACH_TOKEN = (

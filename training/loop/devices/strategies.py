@@ -26,8 +26,11 @@ _MULTI_WORKER = tf.distribute.MultiWorkerMirroredStrategy
 # Errors that workers see when another one is gone or does not answer in time. Other failures raise them, too, so the
 # message is checked as well.
 _LOST_WORKER_ERRORS = (
-    *(tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError),
-    *(tf.errors.CancelledError, tf.errors.InternalError),
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
 )
 # The same in the only error of JAX, by the connections of Gloo (CPUs) and NCCL (GPUs). A TPU waits until its process is
 # ended, see `connect_hosts`.
@@ -69,14 +72,16 @@ def _detect(gpus: list) -> StrategyKind:
 def _devices(replicas: int | None, gpus: list) -> list[str]:
     if (replicas or 1) > len(gpus) and (gpus or replicas is None):
         advice = "give fewer --replicas" if gpus else "use --strategy single, or --replicas 2 to try it out"
-        found = f"takes {replicas or 'GPUs'}, but this machine has {len(gpus)}"
-        raise UserError(f"The strategy mirrored {found}; {advice}.")
+        raise UserError(
+            f"The strategy mirrored takes {replicas or 'GPUs'}, but this machine has {len(gpus)}; {advice}."
+        )
     if gpus:
         return [f"GPU:{number}" for number in range(replicas or len(gpus))]
     assert replicas is not None
     cpu = tf.config.list_physical_devices("CPU")[0]
-    why = "because TensorFlow is already initialized"
-    with explained(f"The CPU cannot be split into {replicas} devices, {why}.", RuntimeError):
+    with explained(
+        f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized.", RuntimeError
+    ):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     return [f"CPU:{number}" for number in range(replicas)]
 
@@ -159,8 +164,9 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
         gathered = tf.function(lambda: strategy.gather(strategy.run(lambda: tf.identity(here)), axis=0))().numpy()
     for name, column in zip(values, gathered.T, strict=True):
         if len(set(column.tolist())) > 1:
-            advice = "give all of them the same command, and a --workdir that they share"
-            raise UserError(f"The workers differ in {name}; {advice}.")
+            raise UserError(
+                f"The workers differ in {name}; give all of them the same command, and a --workdir that they share."
+            )
 
 
 @contextlib.contextmanager
@@ -177,9 +183,12 @@ def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         reason = _another_worker_named(strategy, error) if several_workers(strategy) else None
         if reason is None:
             raise
-        again = "start all workers again with the same command, and they continue from the last checkpoint"
-        lost = f"A worker was lost or did not answer ({type(error).__name__}: {reason}); {again}."
-        print(lost, file=sys.stderr, flush=True)
+        print(
+            f"A worker was lost or did not answer ({type(error).__name__}: {reason}); start all workers again with the "
+            "same command, and they continue from the last checkpoint.",
+            file=sys.stderr,
+            flush=True,
+        )
         sys.stdout.flush()
         # A regular exit would wait for the lost worker.
         os._exit(CONTINUE_LATER)
