@@ -18,7 +18,7 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.run import Run
 from tests.data.test_tar import labeled, write
 from tests.interruptions import Interrupted, assert_ended_alike
-from tests.support import fetched, randomize
+from tests.support import fetched, others_slow, randomize
 from training.data.sources import DataOptions
 from training.loop import build, checkpoints
 from training.loop import pretrain as pretraining
@@ -392,13 +392,10 @@ def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
 DIFFERENT = {(recipe.model, recipe.image_size, recipe.channels): name for name, recipe in RECIPES.items()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if RECIPES[name].image_size != (224, 224) else pytest.param(name, marks=pytest.mark.slow)
-        for name in DIFFERENT.values()
-    ],
-)
+SMALL = [name for name in DIFFERENT.values() if RECIPES[name].image_size != (224, 224)]
+
+
+@pytest.mark.parametrize("name", others_slow(DIFFERENT.values(), *SMALL))
 def test_every_recipe_builds_its_model(name):
     recipe = RECIPES[name]
     # Of its width but of one block, or of one unit per stage: the whole of the largest would take seconds.

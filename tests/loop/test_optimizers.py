@@ -52,6 +52,8 @@ def test_each_layer_learns_a_share_of_what_the_next_one_does():
     gradients = [np.ones(variable.shape, np.float32) for variable in model.trainable_variables]
     before = model.get_weights()
     optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None, layer_decay=0.5)
+    with pytest.raises(ValueError, match="variables that the optimizer was built for"):
+        optimizer.apply(gradients[:1], model.trainable_variables[:1])
     optimizer.apply(gradients, model.trainable_variables)
     for variable, old in zip(model.trainable_variables, before, strict=True):
         np.testing.assert_allclose(variable.numpy(), old - 0.1 * multipliers[variable.path], atol=1e-6)
@@ -119,13 +121,6 @@ def test_steps_at_a_changing_rate_are_those_of_optax(kind, fused, monkeypatch):
             weight -= rate * (m if kind == "sgd" else adam)
     for variable, value in zip(model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable, value, atol=2e-6, err_msg=variable.path)
-
-
-def test_other_variables_than_those_it_was_built_for_are_refused():
-    model, gradients = model_and_gradients()
-    optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None)
-    with pytest.raises(ValueError, match="variables that the optimizer was built for"):
-        optimizer.apply(gradients[:1], model.trainable_variables[:1])
 
 
 @pytest.mark.parametrize("shape", ["square", "wide", "tall"])

@@ -236,10 +236,8 @@ UNPOOLED = dataclasses.replace(RECIPES["digits"].model, classifier="unpooled")
     ("fields", "sentence"),
     [
         ({"epochs": None}, "needs steps, examples or epochs; give one, such as --epochs 10"),
-        ({"examples": 0}, "examples must be at least 1, but is 0"),
         ({"learning_rate": float("inf")}, "learning-rate must be a finite number, but is inf"),
         ({"schedule": Schedule("linear", linear_end=0.01)}, "must not rise, but linear_end is 0.01 and the peak 0.002"),
-        ({"clip_norm": 0.0}, "clip-norm must be positive, but is 0.0"),
         ({"label_smoothing": 1.0}, r"label-smoothing must be in \[0, 1\)"),
         ({"model": UNPOOLED}, "not the classifier 'unpooled'"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),

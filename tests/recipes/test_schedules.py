@@ -57,7 +57,6 @@ def test_a_polynomial_rate_is_a_power_of_what_is_left_and_a_constant_one_stays()
     ("fields", "sentence"),
     [
         ({"decay": "exponential"}, "decay must be one of cosine, linear, stair, rsqrt, polynomial, constant"),
-        ({"warmup_steps": -1}, "warmup-steps must be at least 0"),
         ({"decay": "stair"}, "decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9"),
         ({"stairs": (0.6, 1.3)}, r"stairs must be in \(0, 1\), but is 1.3"),
     ],
