@@ -88,7 +88,7 @@ def test_masks_are_learned_in_mixed_precision(execution, tmp_path):
     assert np.isfinite(train(tmp_path / "run", **execution).metrics()[-1]["loss"])
 
 
-def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end():
+def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end_and_gradients_are_finite():
     trainer = build_trainer(
         lambda: make_model(RECIPE), RECIPE, 8, strategy=open_strategy(SINGLE), execution=Execution(), seed=1
     )
@@ -100,6 +100,12 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end():
     np.testing.assert_allclose(np.array(actual)[:, 0], [1, 1, 1, 0.5**0.9, 0, 0, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(np.array(actual)[:, 1], [1, 1, 1, 1, 1, 0.5**0.9, 0, 0, 0], atol=1e-6)
     assert "mask_attention" not in [layer.name for layer in trained_model(trainer).layers]
+    source, preprocessing = shapes(), keras_vit.preprocessing_of(trainer.network)
+    images, targets, weights = next(iter(source.batches.evaluation(source.evaluation, preprocessing, batch_size=8)))
+    targets = trainer._objective.whole_batch(targets, weights, lambda total: total)
+    gradients, (loss, *_), _ = trainer._gradients(images, targets)  # not traced, which takes longer
+    assert 0.0 < float(loss) / 8 < 100.0
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_the_head_of_pixels_learns(tmp_path):
