@@ -79,11 +79,7 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
         [
             (("data_dir", "train_split", "eval_split"), kind == "tfds", "--data tfds:NAME"),
             (("split_seed", "exclude"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
-            (
-                ("group",),
-                kind in DRAWN,
-                "--data folder:, csv: or tar:, and to keras-vit shard of these",
-            ),
+            (("group",), kind in DRAWN, "--data folder:, csv: or tar:, and to keras-vit shard of these"),
             (("on_bad_image",), kind not in ("digits", "tfds"), "--data folder:, csv:, tfrecord: or tar:"),
         ],
     )
