@@ -33,10 +33,8 @@ class ParityError(RuntimeError):
 # Control characters, and those that change the direction of a line: what a terminal would obey.
 _CODES = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\r\t"}
-# Names of an error message.
-_MOST_NAMED = 3
-# Of the letters of two names in a path, how many must be alike.
-_LEAST_LIKE = 0.75
+_MOST_NAMED = 3  # names of an error message
+_LEAST_LIKE = 0.75  # of the letters of two names in a path, how many must be alike
 # What other codes call the parts of a model's name.
 _SYNONYMS = {
     "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "g",
@@ -197,8 +195,7 @@ def reading(
     return explained(lambda reason: f"{file!s:.500} cannot be read as {kind} ({reason[:120]}); {advice}.", *expected)
 
 
-# Whether a rule is broken, and what is said of it then.
-Rules = Iterable[tuple[object, str]]
+Rules = Iterable[tuple[object, str]]  # whether a rule is broken, and what is said of it then
 
 
 def refuse_first(rules: Rules, kind: type[Exception] = UserError) -> None:
@@ -208,8 +205,7 @@ def refuse_first(rules: Rules, kind: type[Exception] = UserError) -> None:
             raise kind(sentence)
 
 
-# Names of options, whether they have an effect, and what they apply to.
-Applies = tuple[Sequence[str], bool, str]
+Applies = tuple[Sequence[str], bool, str]  # names of options, whether they have an effect, and what they apply to
 
 
 def refuse_without_effect(options, applies: Iterable[Applies], named=None) -> None:

@@ -43,29 +43,21 @@ if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
-# Training images, for calibration without the evaluation images.
-CALIBRATION = "calibration.npz"
+CALIBRATION = "calibration.npz"  # training images, for calibration without the evaluation images
 # Digests of the files of the training images, by which they are found among others.
 TRAINING_IMAGES = "training_images.npz"
-# The temperature that `keras-vit evaluate --calibrate` fitted.
-TEMPERATURE = "temperature.json"
-# Summary of the evaluation images by `keras-vit monitor`, which exports carry.
-MONITOR = "monitor.npz"
-# What the groups of its images change, for its report.
-SPLIT = "split.json"
-# Folder with the checkpoints of training.
-CHECKPOINTS = "checkpoints"
-# Field of config.json: `DataSet.fingerprint` of the data.
-IMAGES = "images_fingerprint"
-# Settings of another run that a message names.
-_MOST_DIFFERENCES = 5
+TEMPERATURE = "temperature.json"  # the temperature that `keras-vit evaluate --calibrate` fitted
+MONITOR = "monitor.npz"  # summary of the evaluation images by `keras-vit monitor`, which exports carry
+SPLIT = "split.json"  # what the groups of its images change, for its report
+CHECKPOINTS = "checkpoints"  # folder with the checkpoints of training
+IMAGES = "images_fingerprint"  # field of config.json: `DataSet.fingerprint` of the data
+_MOST_DIFFERENCES = 5  # settings of another run that a message names
 # Files of a run that could be taken for a model's.
 _OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION, UNKNOWN, PROMISE, MONITOR)
 _SAVED_MODEL = "saved_model.pb"
 # Files with a model, of ours or published. What is said of a pickle is more than that it is no run.
 _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", _SAVED_MODEL, f"*/{_SAVED_MODEL}")
-# Options of the data at their defaults.
-_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop", "group": "auto"}
+_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop", "group": "auto"}  # options of the data at their defaults
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -20,18 +20,14 @@ from keras_vit.promise import ANSWERED, LABEL_SET, Promise
 if TYPE_CHECKING:
     import keras
 
-# How many classes of an image are shown, and counted by the top-5 accuracy.
-TOP_K = 5
-# The probability from which on an image of several classes has a class, unless another is given.
-_HALF = 0.5
+TOP_K = 5  # how many classes of an image are shown, and counted by the top-5 accuracy
+_HALF = 0.5  # the probability from which on an image of several classes has a class, unless another is given
 
 UnknownKind = Literal["max-logit", "energy", "knn", "mahalanobis", "combined"]
 KINDS: tuple[UnknownKind, ...] = get_args(UnknownKind)
 UNKNOWN = "unknown.npz"
-# The output of exported files.
-UNKNOWN_SCORE = "unknown_score"
-# The cosine of an image and its nearest training images counts at the last of these.
-NEIGHBORS = 5
+UNKNOWN_SCORE = "unknown_score"  # the output of exported files
+NEIGHBORS = 5  # the cosine of an image and its nearest training images counts at the last of these
 # What each kind needs beside the model.
 _ARRAYS: dict[UnknownKind, tuple[str, ...]] = {
     "max-logit": (),

@@ -23,8 +23,7 @@ from keras_vit.cli.start import as_typed, colors_allowed
 from keras_vit.errors import UserError, refuse_first
 
 Options = TypeVar("Options")
-# The fields that lead to an option -> its value.
-Given = dict[tuple[str, ...], Any]
+Given = dict[tuple[str, ...], Any]  # the fields that lead to an option -> its value
 # A variable of the environment with which a command prints the names of its options alone, for completion in a shell;
 # with the value "table", their Markdown table, for the pages.
 OPTIONS_ALONE = "KERAS_VIT_OPTIONS"

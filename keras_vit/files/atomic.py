@@ -25,14 +25,10 @@ from keras_vit.files.remote import RemotePath, is_remote
 # Name of the file that a process locks while it writes into a folder, or its ending.
 LOCK = ".lock"
 _BUILDING = ".building"
-# Of uploads, and of earlier versions.
-_TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
-# Seconds to wait for the lock of another process: one that was just killed holds it a moment longer.
-_WAIT = 5.0
-# Times that a folder may be removed between its creation and that of the lock in it.
-_ATTEMPTS = 100
-# Errors of a file system without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+_TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")  # of uploads, and of earlier versions
+_WAIT = 5.0  # seconds to wait for the lock of another process: one that was just killed holds it a moment longer
+_ATTEMPTS = 100  # times that a folder may be removed between its creation and that of the lock in it
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # errors of a file system without locks
 
 
 def is_temporary(path: pathlib.Path) -> bool:

@@ -32,15 +32,12 @@ class LazyArray:
     """An array of a file: key, shape and dtype come from the headers, the values are read on demand."""
 
     key: str
-    file_shape: tuple[int, ...]
-    """Shape in the file; `shape` is that of the part."""
+    file_shape: tuple[int, ...]  # shape in the file; `shape` is that of the part
     dtype: np.dtype
     open: Callable[[], contextlib.AbstractContextManager[ByteStream]]
     """Opens a stream of the values. On exit, after all have been read, it raises UserError for a wrong checksum."""
-    fortran_order: bool = False
-    """Whether the first axis varies fastest."""
-    part: int | None = None
-    """Index along the first axis if this is one part of a stacked array; affects only `shape`."""
+    fortran_order: bool = False  # whether the first axis varies fastest
+    part: int | None = None  # index along the first axis if this is one part of a stacked array; affects only `shape`
 
     @property
     def shape(self) -> tuple[int, ...]:

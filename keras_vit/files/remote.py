@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 from keras_vit.errors import UserError, near_path, reason_of
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
-# Seconds before the second and each later attempt, half of it at random.
-PAUSES = (0.1, 0.4, 1.6, 6.4)
+PAUSES = (0.1, 0.4, 1.6, 6.4)  # seconds before the second and each later attempt, half of it at random
 # Names of TensorFlow's errors that another attempt does not change, and the errno of each.
 _LASTING = {
     "NotFoundError": errno.ENOENT,

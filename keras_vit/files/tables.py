@@ -9,8 +9,7 @@ from typing import TextIO
 
 from keras_vit.errors import printable
 
-# Characters of a column; a longer text is not aligned.
-_WIDEST = 60
+_WIDEST = 60  # characters of a column; a longer text is not aligned
 # How a formula begins, also in full width; numbers begin so too. A quote before it is doubled, so that it stays.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)

@@ -26,15 +26,12 @@ from keras_vit.errors import UserError
 from keras_vit.images.formats import LARGEST_IMAGE, USUAL_SCANS, format_problem, image_format, is_gif, orientation
 from keras_vit.images.formats import formats as supported
 
-# Maximum size of a file in bytes.
-_LARGEST_FILE = 2**30
-# Values of 16 bits below this are nearly black in 8 bits.
-_DARK = 4096
+_LARGEST_FILE = 2**30  # maximum size of a file in bytes
+_DARK = 4096  # values of 16 bits below this are nearly black in 8 bits
 # A graph is traced in about a second, in which a hundred images are decoded without one.
 _WITHOUT_GRAPH = 64
 _decoded = itertools.count()
-# One graph for all threads, each of which would make its own.
-_making = threading.Lock()
+_making = threading.Lock()  # one graph for all threads, each of which would make its own
 
 
 class TooManyPixels(ValueError):

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
 
-# Evaluation images beside a model, to check exports on.
-SAMPLES = "samples.npz"
+SAMPLES = "samples.npz"  # evaluation images beside a model, to check exports on
 # How the name of a data set begins, as `--data` of the training commands takes it.
 _DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 

@@ -27,22 +27,19 @@ _CONVERT = "convert the folder by keras-vit prepare IN OUT"
 # Endings of the names of images, in formats that are not supported too.
 _ENDINGS: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp")
 _ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
-# Of files that are no images, how many endings a line names.
-_ENDINGS_NAMED = 5
+_ENDINGS_NAMED = 5  # of files that are no images, how many endings a line names
 # Files and folders that Windows, macOS and Synology disks put among images, in lower case.
 _OF_THE_SYSTEM = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
 _DISTRIBUTIONS = "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"
 SCALE_BITS = "multiply its values so that white is 65,535, as the command prepare does"
-# The EXIF tag for orientation, and its value for upright images.
-_ORIENTATION, _UPRIGHT = 0x0112, 1
+_ORIENTATION, _UPRIGHT = 0x0112, 1  # the EXIF tag for orientation, and its value for upright images
 # Maximum number of pixels of an image: above it Pillow warns of a decompression bomb. A JPEG counts as often as it has
 # USUAL_SCANS scans; encoders of progressive files write about ten. Served models and pages accept the lower number.
 LARGEST_IMAGE, LARGEST_SERVED = 89_478_485, 32_000_000
 USUAL_SCANS = 32
-# Where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP.
-SEGMENTS, CHUNKS = 64, 4096
+SEGMENTS, CHUNKS = 64, 4096  # where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP
 
 
 @functools.cache

@@ -35,16 +35,11 @@ def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
 class Placement(NamedTuple):
     """How one axis of an image becomes one axis of the model's input; numbers, or tensors in a graph."""
 
-    first: Any
-    """First pixel of the window that is resized."""
-    window: Any
-    """Pixels of the window."""
-    resized: Any
-    """Pixels that the window is resized to."""
-    begin: Any
-    """First pixel of the center crop of the resized window."""
-    before: Any
-    """Pixels of padding before the crop."""
+    first: Any  # first pixel of the window that is resized
+    window: Any  # pixels of the window
+    resized: Any  # pixels that the window is resized to
+    begin: Any  # first pixel of the center crop of the resized window
+    before: Any  # pixels of padding before the crop
 
 
 def placements(

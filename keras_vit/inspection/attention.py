@@ -32,14 +32,10 @@ class Attention:
     """The figures of attention to compute for a model; those of `select`."""
 
     model: keras.Model
-    figures: tuple[str, ...] = ()
-    """Names from ATTENTION_FIGURES; empty for none."""
-    shown: int = 0
-    """Number of images that get maps."""
-    layers: tuple[int, ...] = ()
-    """Indices in the maps among all layers of attention; an axial block has two."""
-    names: tuple[str, ...] = ()
-    """Names of these layers."""
+    figures: tuple[str, ...] = ()  # names from ATTENTION_FIGURES; empty for none
+    shown: int = 0  # number of images that get maps
+    layers: tuple[int, ...] = ()  # indices in the maps among all layers of attention; an axial block has two
+    names: tuple[str, ...] = ()  # names of these layers
     heads: tuple[int, ...] = ()
 
     @classmethod

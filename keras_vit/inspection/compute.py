@@ -19,12 +19,9 @@ from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, 
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.scores import RankedClasses, Scoring
 
-# Images of one forward pass that ranks classes.
-_BATCH = 32
-# Queries of an image that are shown, those that are surest of a class.
-_QUERIES = 4
-# Parameters below which a model without a name is called small.
-_SMALL = 20_000_000
+_BATCH = 32  # images of one forward pass that ranks classes
+_QUERIES = 4  # queries of an image that are shown, those that are surest of a class
+_SMALL = 20_000_000  # parameters below which a model without a name is called small
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,7 @@ from keras_vit.inspection import plots
 from keras_vit.inspection.compute import InspectionResult, is_mistake
 
 _MEASURES = "measures.json"
-# Longest side of an image in the report, in pixels. Larger images are subsampled.
-_LARGEST_SIDE = 320
+_LARGEST_SIDE = 320  # longest side of an image in the report, in pixels; larger images are subsampled
 # The scale of maps that are divided by their maximum: a few of its colors.
 _COLORS = ", ".join(matplotlib.colors.to_hex(matplotlib.colormaps[plots.COLORMAP](step / 8)) for step in range(9))
 # Arrays that have a panel: array, explanation, caption, and the function that draws it.

@@ -29,16 +29,14 @@ class Row(NamedTuple):
 
     path: str
     label: str | None
-    split: str
-    """As the list calls it."""
+    split: str  # as the list calls it
 
 
 class Group(NamedTuple):
     """Images of one split in a row."""
 
     split: str
-    number: int
-    """The number of the group in its split, from 0."""
+    number: int  # the number of the group in its split, from 0
     rows: tuple[Row, ...]
 
 
@@ -46,27 +44,20 @@ class Group(NamedTuple):
 class Summary:
     """The content of a list, after it was read once."""
 
-    splits: dict[str, str]
-    """The name of each used split in the list -> its name in the output."""
-    counts: dict[str, int]
-    """Images of each split, by its name in the output."""
-    labels: tuple[str, ...]
-    """Names of the classes, in order."""
+    splits: dict[str, str]  # the name of each used split in the list -> its name in the output
+    counts: dict[str, int]  # images of each split, by its name in the output
+    labels: tuple[str, ...]  # names of the classes, in order
     checksum: int
-    first: str
-    """The path of the first image."""
+    first: str  # the path of the first image
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageList:
     """A list of images."""
 
-    names: tuple[str, ...] = ()
-    """Files, folders, patterns with *, ** and ?, and CSV files with a column path."""
-    table: str | None = None
-    """CSV file with the columns path, label and split, instead of these."""
-    evaluation: str = "test"
-    """Name in the output of the split to evaluate on."""
+    names: tuple[str, ...] = ()  # files, folders, patterns with *, ** and ?, and CSV files with a column path
+    table: str | None = None  # CSV file with the columns path, label and split, instead of these
+    evaluation: str = "test"  # name in the output of the split to evaluate on
 
     def rows(self) -> Iterator[Row]:
         """Return the images, in order. Raises UserError for what cannot be read as a list."""

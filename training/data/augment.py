@@ -20,15 +20,13 @@ _CROP_AREA = (0.05, 1.0)
 _CROP_ASPECT = (0.75, 1.33)
 # Of random erasing (arXiv 1708.04896): area, aspect, and windows tried until one fits.
 _ERASED_AREA, _ERASED_ASPECT, _ERASING_TRIALS = (0.02, 0.4), (0.3, 1 / 0.3), 10
-# Independent draws for an image: operation of 3-Augment, blur, brightness, contrast, saturation.
-_NUM_DRAWS = 5
+_NUM_DRAWS = 5  # independent draws for an image: operation of 3-Augment, blur, brightness, contrast, saturation
 # What the seed of an image is folded with, so that these draws are not those of the other augmentations. 1 is taken by
 # the batches (`pipeline.py`).
 _COLORS = 2
 # DeiT III: PIL's default threshold of solarization, and the smallest and largest sigma of the blur in pixels.
 _SOLARIZE_THRESHOLD, _BLUR_SIGMA = 128.0, (0.1, 2.0)
-# Three of the largest sigmas to each side.
-_BLUR_RADIUS = 6
+_BLUR_RADIUS = 6  # three of the largest sigmas to each side
 
 
 def inception_window(

@@ -25,8 +25,7 @@ from training.options.common import (
     OnBadImage,
 )
 
-# Files of a list up to which it is looked whether they exist.
-_MOST_LISTED = 10_000
+_MOST_LISTED = 10_000  # files of a list up to which it is looked whether they exist
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

@@ -34,8 +34,7 @@ _LOST = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
 # Of images at fault, how many are named in a message, and how many different reasons are counted.
 _MOST_NAMED, _REASONS = 10, 5
-# Images of each split that are checked for a warning if not all of them are read beforehand.
-_LOOKED_AT = 64
+_LOOKED_AT = 64  # images of each split that are checked for a warning if not all of them are read beforehand
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,31 +21,24 @@ from training.data.dataset import Split, decoded, without_autograph
 from training.data.pipeline import batches_in_order, example_numbers, rows_of_part, training_order
 from training.recipes.dense import DenseRecipe, DetectRecipe
 
-# Share of a box that must stay visible in a window for it to remain a target.
-_LEAST_VISIBLE = 0.25
-# Rows and columns of a mosaic.
-TILES = 2
+_LEAST_VISIBLE = 0.25  # share of a box that must stay visible in a window for it to remain a target
+TILES = 2  # rows and columns of a mosaic
 
 
 class Geometry(NamedTuple):
     """Where the pixels of an image go in the model's input: a window is resized, perhaps flipped, and placed."""
 
-    window: tf.Tensor
-    """(4,) int32: top, left, height and width in the image."""
-    size: tf.Tensor
-    """(2,) int32: height and width of the resized window."""
-    corner: tf.Tensor
-    """(2,) int32: its first row and column in the input."""
-    flip: tf.Tensor
-    """bool: whether left and right of the window are exchanged."""
+    window: tf.Tensor  # (4,) int32: top, left, height and width in the image
+    size: tf.Tensor  # (2,) int32: height and width of the resized window
+    corner: tf.Tensor  # (2,) int32: its first row and column in the input
+    flip: tf.Tensor  # bool: whether left and right of the window are exchanged
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseBatches:
     """Batches of images with masks or boxes; see `training.data.dataset.Batches`."""
 
-    num_targets: int
-    """T, to which the targets of each image are filled up."""
+    num_targets: int  # T, to which the targets of each image are filled up
 
     def training(
         self,
@@ -123,16 +116,14 @@ class DenseBatches:
 class SceneBatches(DenseBatches):
     """Batches of images with segments."""
 
-    stuff: tuple[int, ...] = ()
-    """Classes that have no objects."""
+    stuff: tuple[int, ...] = ()  # classes that have no objects
 
 
 @dataclasses.dataclass(frozen=True)
 class BoxBatches(DenseBatches):
     """Batches of images with boxes, some of them mosaics."""
 
-    of_image: int
-    """Boxes of one image at most; `num_targets` is as many as four can have."""
+    of_image: int  # boxes of one image at most; `num_targets` is as many as four can have
 
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor

@@ -111,11 +111,9 @@ class Decision:
     """A decision on an image."""
 
     path: str
-    digest: str
-    """A hash of its content, 16 hexadecimal digits; see `FileContents`."""
+    digest: str  # a hash of its content, 16 hexadecimal digits; see `FileContents`
     decision: Decided
-    new_label: str
-    """Used by relabel alone."""
+    new_label: str  # used by relabel alone
 
 
 @dataclasses.dataclass(frozen=True)

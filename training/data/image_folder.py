@@ -35,8 +35,7 @@ from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares,
 from training.options.common import ALONE, AUTO, DataOptions, OnBadImage
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
-# File -> the name of its class, in the order of the classes and then of the files.
-Labels = dict[str, str]
+Labels = dict[str, str]  # file -> the name of its class, in the order of the classes and then of the files
 
 
 def folder(options: DataOptions) -> DataSet:
@@ -259,8 +258,7 @@ def _decided(splits: dict[str, Labels], decisions: Decisions | None, contents: F
 class _Draw:
     """How a tenth of the images is kept for evaluation."""
 
-    root: pathlib.Path
-    """The folder of the paths."""
+    root: pathlib.Path  # the folder of the paths
     options: DataOptions
     named: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """File -> the name of its group, of those that have one."""

@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 class TrainingData:
     """Images that a model was, or is to be, trained and evaluated on."""
 
-    data: str
-    """As --data, or of what a soup is the average of."""
+    data: str  # as --data, or of what a soup is the average of
     split_seed: int | None = None
-    counts: tuple[int, int] | None = None
-    """Training and evaluation images; None where it is not known."""
-    fingerprint: int | None = None
-    """The fingerprint of the data set; None where it is not known."""
+    counts: tuple[int, int] | None = None  # training and evaluation images; None where it is not known
+    fingerprint: int | None = None  # the fingerprint of the data set; None where it is not known
 
     @classmethod
     def of_run(cls, run: Run) -> "TrainingData | None":

@@ -41,37 +41,27 @@ _NAMES = {
 _SEPARATORS = ",;\t|"
 _SPLITS = (*TRAINING_NAMES, *EVALUATION_NAMES)
 _KIND, _ADVICE = ("CSV in UTF-8", csv.Error), 'save it again, in Excel as "CSV UTF-8"'
-# How far from 1 the sum of an image's shares may be; they are then divided by it.
-_ROUNDING = 0.02
-# Files that a message names.
-_MOST_NAMED = 3
+_ROUNDING = 0.02  # how far from 1 the sum of an image's shares may be; they are then divided by it
+_MOST_NAMED = 3  # files that a message names
 
 
 class ListedFiles(NamedTuple):
     """The contents of a CSV file."""
 
-    column: str
-    """The column of the classes."""
-    value_of: dict[str, dict[str, str]]
-    """Split ("train" and "test", or "" alone) -> file -> what the column says of it."""
-    not_used: dict[str, int]
-    """The further evaluation splits, and their numbers of images."""
-    group_of: dict[str, str]
-    """File -> the name of its group; without files that have none."""
+    column: str  # the column of the classes
+    value_of: dict[str, dict[str, str]]  # split ("train" and "test", or "" alone) -> file -> what the column says of it
+    not_used: dict[str, int]  # the further evaluation splits, and their numbers of images
+    group_of: dict[str, str]  # file -> the name of its group; without files that have none
 
 
 class Line(NamedTuple):
     """A line below the first one."""
 
-    where: str
-    """Its number and file, as a message begins."""
+    where: str  # its number and file, as a message begins
     image: str
-    label: str
-    """The value in the column of the classes; "" without one."""
-    split: str
-    """In lower case; "" without the column."""
-    group: str
-    """The name of the group; "" without one."""
+    label: str  # the value in the column of the classes; "" without one
+    split: str  # in lower case; "" without the column
+    group: str  # the name of the group; "" without one
 
 
 def listed_files(path: pathlib.Path) -> ListedFiles:

@@ -21,14 +21,12 @@ from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
 _SHUFFLE_ROUNDS = 16
-# What a batch's seed is folded with, so that it is not that of an example.
-_OF_THE_BATCH = 1
+_OF_THE_BATCH = 1  # what a batch's seed is folded with, so that it is not that of an example
 # What the seed of an image is folded with for its first crop, if it has several; the next crops take the next numbers.
 _OF_THE_CROPS = 16
 # Share of the image's area in the large and small crops of self-distillation.
 _LARGE_CROP_AREA, _SMALL_CROP_AREA = (0.4, 1.0), (0.05, 0.4)
-# Bytes up to which the resized images of a split are held in memory.
-_HELD_BYTES = 2**29
+_HELD_BYTES = 2**29  # bytes up to which the resized images of a split are held in memory
 # Images whose colors are changed together, whatever the batch: enough for vectorized operations, few enough for memory.
 _COLOR_ROWS = 32
 

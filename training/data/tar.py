@@ -24,8 +24,7 @@ from training.data.tar_index import BLOCK, NAME, member_names, tar_images
 from training.data.tfrecord import PARALLEL_READS
 from training.options.common import ALONE, AUTO, OnBadImage
 
-# Classes at most without a file of names.
-_MOST_CLASSES = 1_000_000
+_MOST_CLASSES = 1_000_000  # classes at most without a file of names
 
 
 class TarImages:

@@ -100,13 +100,10 @@ def _parsed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[Version, 
 
 class _Member(NamedTuple):
     name: str
-    header: int
-    """Where the header begins, and behind it the content."""
+    header: int  # where the header begins, and behind it the content
     size: int
-    is_file: bool
-    """Not a folder, a link or a device."""
-    checksum: int
-    """The CRC-32 of the header."""
+    is_file: bool  # not a folder, a link or a device
+    checksum: int  # the CRC-32 of the header
 
 
 def scan(path: str) -> tuple[np.ndarray, list[str]]:

@@ -27,8 +27,7 @@ from training.data.tfrecord import TFRecords
 from training.options.common import EVALUATION_NAMES
 from training.options.dense import SceneOptions
 
-# Errors of a system without a network.
-_UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+_UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)  # errors of a system without a network
 # Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
 _IN_MEMORY_BYTES = 2**30
 

@@ -38,14 +38,11 @@ PARALLEL_READS = 256
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.tfrecord$")
 
 HEADER, FOOTER = 12, 4
-# Bytes read at once where records are short, and up to which length they are.
-_AHEAD, _SHORT = 2**18, 2**14
-# Files read at the same time: a read from a bucket takes tens of milliseconds.
-THREADS = 64
+_AHEAD, _SHORT = 2**18, 2**14  # bytes read at once where records are short, and up to which length they are
+THREADS = 64  # files read at the same time: a read from a bucket takes tens of milliseconds
 
 Parsed = TypeVar("Parsed")
-# Bytes of a file, and when it was written, in nanoseconds.
-Version = tuple[int, int]
+Version = tuple[int, int]  # bytes of a file, and when it was written, in nanoseconds
 
 
 def shard_name(split: str, number: int, count: int) -> str:
@@ -58,12 +55,9 @@ class _Spans:
     """Which records of which files come one after the other."""
 
     paths: list[str]
-    skipped: np.ndarray
-    """Records before the first of each (spans,)."""
-    starts: np.ndarray
-    """The number of the first record of each, and of all (spans + 1,)."""
-    edges: np.ndarray
-    """Where the beginning of the first record of each stands among all edges of records (spans,)."""
+    skipped: np.ndarray  # records before the first of each (spans,)
+    starts: np.ndarray  # the number of the first record of each, and of all (spans + 1,)
+    edges: np.ndarray  # where the beginning of the first record of each stands among all edges of records (spans,)
 
     def of(self, index: int) -> int:
         """Return the span of record number `index`."""

@@ -24,8 +24,7 @@ from training.data.annotations.images import Box, BoxedImage, BoxedImages, uprig
 from training.data.annotations.masks import NONE, RunLengths, Segments, open_mask, png_samples
 from training.data.listed_files import check_inside, check_listed, listed_file
 
-# Of the segments of a panoptic PNG; 0 is none.
-_PANOPTIC_IDS = range(1, 2**24)
+_PANOPTIC_IDS = range(1, 2**24)  # of the segments of a panoptic PNG; 0 is none
 # Fields of a file; those that must be there, and those that may.
 _CATEGORIES = [{"id": int, "name": str}]
 _IMAGES = [{"id": int, "file_name": str, "height": optional(NUMBER), "width": optional(NUMBER)}]
@@ -38,27 +37,20 @@ _OBJECT = {"image_id": int, **_SEGMENT}
 _ID = Rule("a number from 1 to 16,777,215", lambda value: type(value) is int and value in _PANOPTIC_IDS)
 _PANOPTIC = {"image_id": int, "file_name": str, "segments_info": [{"id": _ID, **_SEGMENT}]}
 
-# Pixels that a point may lie outside of its image by rounding.
-_OUTSIDE = 1.0
-# Of one polygon, in pixels, for each of which pycocotools takes about 100 bytes.
-_LONGEST_PERIMETER = 2**20
-# Polygons of one object, which pycocotools merges in a time that grows with their square.
-_MOST_POLYGONS = 10_000
-# Characters of a run in a compressed encoding: five bits each, so that C's 32 bits do not overflow.
-_LONGEST_RUN = 6
+_OUTSIDE = 1.0  # pixels that a point may lie outside of its image by rounding
+_LONGEST_PERIMETER = 2**20  # of one polygon, in pixels, for each of which pycocotools takes about 100 bytes
+_MOST_POLYGONS = 10_000  # polygons of one object, which pycocotools merges in a time that grows with their square
+_LONGEST_RUN = 6  # characters of a run in a compressed encoding: five bits each, so that C's 32 bits do not overflow
 
 
 class CocoImage(NamedTuple):
     """An image with its objects."""
 
     file: pathlib.Path
-    objects: list[dict[str, Any]]
-    """The annotations in the order of the file; boxes are checked, segmentations are not."""
+    objects: list[dict[str, Any]]  # the annotations in the order of the file; boxes are checked, segmentations are not
     id: int
-    stated_size: tuple
-    """Height and width as the file says, unchecked."""
-    group: str = ""
-    """The name of its group in the data; "" without one."""
+    stated_size: tuple  # height and width as the file says, unchecked
+    group: str = ""  # the name of its group in the data; "" without one
 
     def segments(self, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
         """Return the objects in the order of the file; on the map a smaller one lies on a larger one.
@@ -82,11 +74,9 @@ class PanopticImage(NamedTuple):
     """An image with its segments as a panoptic.json has them."""
 
     file: pathlib.Path
-    objects: list[dict[str, Any]]
-    """Its segments_info."""
+    objects: list[dict[str, Any]]  # its segments_info
     png: pathlib.Path
-    stuff: Set[int]
-    """Ids of the categories that are no objects."""
+    stuff: Set[int]  # ids of the categories that are no objects
     stated_size: tuple = (None, None)
     group: str = ""
 

@@ -24,16 +24,13 @@ from training.options.common import ALONE, AUTO, AnnotatedData
 class Box(NamedTuple):
     """An object as its file annotates it; unchecked before `open_boxes`."""
 
-    label: str | int
-    """Name or number of the class; after the check the number."""
+    label: str | int  # name or number of the class; after the check the number
     bbox: tuple[float, float, float, float]
     """Left, top, width and height in pixels of the upright image, as the file has them or, in a YOLO file, means."""
-    area: float | None = None
-    """Pixels of the object, if the file states them; else those of the box count."""
+    area: float | None = None  # pixels of the object, if the file states them; else those of the box count
     is_crowd: bool = False
     """Whether it is a group in which no object is marked, COCO's iscrowd. It is no target of training."""
-    is_difficult: bool = False
-    """Whether it counts neither as found nor as missed, VOC's difficult."""
+    is_difficult: bool = False  # whether it counts neither as found nor as missed, VOC's difficult
 
     @property
     def corners(self) -> tuple[float, float, float, float]:
@@ -47,14 +44,10 @@ class BoxedImage:
     """An image with its boxes, perhaps none."""
 
     file: pathlib.Path
-    size: tuple[int, int]
-    """Height and width in pixels, upright."""
-    boxes: Sequence[Box]
-    """All that the file annotates, in its order: the truth of an evaluation."""
-    id: int = 0
-    """The id in a COCO file, whose order decides between equal scores."""
-    group: str = ""
-    """The name of its group in the data; "" without one."""
+    size: tuple[int, int]  # height and width in pixels, upright
+    boxes: Sequence[Box]  # all that the file annotates, in its order: the truth of an evaluation
+    id: int = 0  # the id in a COCO file, whose order decides between equal scores
+    group: str = ""  # the name of its group in the data; "" without one
 
     @functools.cached_property
     def targets(self) -> tuple[np.ndarray, np.ndarray]:
@@ -69,10 +62,8 @@ class BoxedImage:
 class BoxedImages(NamedTuple):
     """The images with boxes of a file, before they are checked."""
 
-    labels: tuple[str, ...]
-    """The names of the classes; empty if a COCO file has none."""
-    splits: Mapping[str, Sequence[BoxedImage]]
-    """Images of "train", and of "val" in data with a split of their own."""
+    labels: tuple[str, ...]  # the names of the classes; empty if a COCO file has none
+    splits: Mapping[str, Sequence[BoxedImage]]  # images of "train", and of "val" in data with a split of their own
 
 
 class _Listed(Protocol):

@@ -21,16 +21,13 @@ from keras_vit.models.config import SegmentationTask
 
 # In the segments of an image: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
-# Share of ignored pixels above which a report begins with it.
-MUCH_IGNORED = 0.2
-# The pixels of a mask with this value are ignored; in 16 bits with this one.
-IGNORED, _IGNORED_16 = 255, 65_535
+MUCH_IGNORED = 0.2  # share of ignored pixels above which a report begins with it
+IGNORED, _IGNORED_16 = 255, 65_535  # the pixels of a mask with this value are ignored; in 16 bits with this one
 # Of 16-bit masks: values below it are classes, others 1000 * class + number of the object, as Cityscapes' instanceIds.
 OBJECTS = 1000
 # Formats that keep values, and those that may not.
 _FORMATS, _LOSSY_FORMATS = ("PNG", "BMP", "GIF", "TIFF"), ("JPEG", "MPO", "WEBP")
-# By which Pillow multiplies gray samples of 2 and 4 bits.
-_SCALES = {2: 85, 4: 17}
+_SCALES = {2: 85, 4: 17}  # by which Pillow multiplies gray samples of 2 and 4 bits
 # Tags of TIFF: bits of a sample; what the values mean, and those of inverted gray. Its compressions that lose values.
 _TIFF_BITS, _TIFF_MEANING, _INVERTED, _LOSSY = 258, 262, 0, ("jpeg", "tiff_jpeg", "webp")
 
@@ -43,22 +40,18 @@ VOC_CLASSES = (
 class RunLengths(TypedDict):
     """A mask as pycocotools reads it."""
 
-    size: list[int]
-    """Height and width in pixels."""
+    size: list[int]  # height and width in pixels
     counts: bytes
 
 
 class Segments(NamedTuple):
     """The segments of an image (h, w), seen upright, as its annotations have them."""
 
-    labels: np.ndarray
-    """(n,) int32: the class of each."""
+    labels: np.ndarray  # (n,) int32: the class of each
     objects: np.ndarray
     """(n,) bool: whether each is an object of its own; else it is all that the image has of its class."""
-    crowds: np.ndarray
-    """(n,) bool: whether each is a group of objects in which no object is marked."""
-    areas: np.ndarray
-    """(n,) float64: pixels of each, as the file states them."""
+    crowds: np.ndarray  # (n,) bool: whether each is a group of objects in which no object is marked
+    areas: np.ndarray  # (n,) float64: pixels of each, as the file states them
     map: np.ndarray
     """(h, w) int32: the number of the segment of each pixel, or NONE, or UNCOUNTED for pixels marked as ignored."""
     masks: Sequence[RunLengths] | None = None

@@ -40,14 +40,11 @@ from training.options.dense import BadBoxes, BoxesOptions
 # Columns of a CSV file.
 _SIDES = ("x", "y", "w", "h")
 _COLUMNS = ("path", *_SIDES, "label")
-# Pixels that a box may reach over the edge of its image by rounding.
-_ROUNDING = 1.0
+_ROUNDING = 1.0  # pixels that a box may reach over the edge of its image by rounding
 # Share of the image that the center and the size of a box may have at most, outside of it or not; above are pixels.
 _LARGEST_SHARE = 1.5
-# A value of a data.yaml that says nothing.
-_NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})
-# Files that a message names.
-_MOST_NAMED = 3
+_NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})  # a value of a data.yaml that says nothing
+_MOST_NAMED = 3  # files that a message names
 
 # What is wrong with boxes in the units of another kind of file; it is refused where all boxes have it.
 _SHARES = "with no value above 1, as if they were shares of the image instead of pixels"
@@ -62,10 +59,8 @@ class BoxData:
     train: Sequence[BoxedImage]
     evaluation: Sequence[BoxedImage]
     """Those of the data themselves, such as val of a data.yaml; else every tenth image by name."""
-    has_split: bool
-    """Whether the evaluation images were not drawn."""
-    kind: str
-    """coco, yolo, voc or csv."""
+    has_split: bool  # whether the evaluation images were not drawn
+    kind: str  # coco, yolo, voc or csv
 
     @property
     def all(self) -> list[BoxedImage]:

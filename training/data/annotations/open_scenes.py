@@ -46,10 +46,8 @@ from training.data.image_folder import file_problem
 from training.data.tfds import tfds_scenes
 from training.options.dense import SceneOptions, folders_of_splits
 
-# Pixels outside of all objects, in semantic segmentation of object annotations.
-BACKGROUND = "background"
-# Names of classes in a line.
-_MOST_NAMED = 5
+BACKGROUND = "background"  # pixels outside of all objects, in semantic segmentation of object annotations
+_MOST_NAMED = 5  # names of classes in a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,37 +57,28 @@ class Scene:
     file: pathlib.Path
     segments: Callable[[tuple[int, int]], Segments]
     """From the height and width of the upright image, which the mask must have."""
-    stated_size: tuple = (None, None)
-    """Height and width as the file says, unchecked."""
-    group: str = ""
-    """The name of its group in the data; "" without one."""
+    stated_size: tuple = (None, None)  # height and width as the file says, unchecked
+    group: str = ""  # the name of its group in the data; "" without one
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenes:
     """Images with segments, as a kind of data has them."""
 
-    labels: tuple[str, ...]
-    """Names of the classes; empty if they have numbers alone."""
-    splits: Mapping[str, Sequence[Scene]]
-    """Images of "train", and of "val" in data with a split of their own."""
-    names_values: bool = False
-    """Whether the names are those of a labels.txt for the values of masks."""
+    labels: tuple[str, ...]  # names of the classes; empty if they have numbers alone
+    splits: Mapping[str, Sequence[Scene]]  # images of "train", and of "val" in data with a split of their own
+    names_values: bool = False  # whether the names are those of a labels.txt for the values of masks
 
 
 class _Facts(NamedTuple):
     """Size and classes of an image and its mask."""
 
-    size: tuple[int, int]
-    """Height and width of the upright image."""
+    size: tuple[int, int]  # height and width of the upright image
     classes: set[int]
-    things: set[int]
-    """Classes that have objects."""
+    things: set[int]  # classes that have objects
     num_targets: int
-    ignored: np.ndarray
-    """See `ignored_pixels`."""
-    checksum: int
-    """A checksum of the image and its segments."""
+    ignored: np.ndarray  # see `ignored_pixels`
+    checksum: int  # a checksum of the image and its segments
 
     def of_two_classes(self, value: int) -> "_Facts":
         """Return the facts if a value, see `two_values`, is class 1."""
