@@ -83,13 +83,10 @@ def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path
     for number, part in enumerate(parts, 1):
         here = os.path.join(existing, part) if existing else part or os.sep
         if not os.path.exists(here):
-            fits = is_meant if number == len(parts) else os.path.isdir
-            try:
+            fits, names = is_meant if number == len(parts) else os.path.isdir, list[str]()
+            with contextlib.suppress(OSError):  # a file, or not to be read
                 names = [name for name in os.listdir(existing or os.curdir) if fits(os.path.join(existing, name))]
-            except OSError:  # a file, or not to be read
-                names = []
-            close = difflib.get_close_matches(part, names, 1, _LEAST_LIKE)
-            if not close:
+            if not (close := difflib.get_close_matches(part, names, 1, _LEAST_LIKE)):
                 return ""
             here = os.path.join(existing, close[0])
         existing = here
@@ -98,8 +95,7 @@ def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path
 
 def _parts(name: str) -> frozenset[str]:
     """Return the words and numbers of a name: "vit_base_patch16" has vit, b and 16."""
-    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
-    return frozenset(_SYNONYMS.get(word, word) for word in words) - {""}
+    return frozenset(_SYNONYMS.get(word, word) for word in re.findall(r"[a-z]+|[0-9]+", name.lower())) - {""}
 
 
 def _weight(parts: frozenset[str]) -> int:
@@ -198,11 +194,11 @@ def reading(
 Rules = Iterable[tuple[object, str]]  # whether a rule is broken, and what is said of it then
 
 
-def refuse_first(rules: Rules, kind: type[Exception] = UserError) -> None:
-    """Raise an exception with the sentence of the first rule that is broken."""
+def refuse_first(rules: Rules) -> None:
+    """Raise UserError with the sentence of the first rule that is broken."""
     for is_broken, sentence in rules:
         if is_broken:
-            raise kind(sentence)
+            raise UserError(sentence)
 
 
 Applies = tuple[Sequence[str], bool, str]  # names of options, whether they have an effect, and what they apply to
@@ -216,15 +212,8 @@ def refuse_without_effect(options, applies: Iterable[Applies], named=None) -> No
         applies: the fields that need another option.
         named: where the options come from, as a named recipe: its values, like those of the dataclass, may remain.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    given = {
-        name for name, unset in defaults.items() if getattr(options, name) not in (unset, getattr(named, name, unset))
-    }
-    refuse_first(
-        (
-            not apply and name in given,
-            f"--{name.replace('_', '-')} applies only to {owner}; give that, or leave it out.",
-        )
-        for names, apply, owner in applies
-        for name in names
-    )
+    unset = {field.name: field.default for field in dataclasses.fields(options)}
+    for name, owner in ((name, owner) for names, apply, owner in applies if not apply for name in names):
+        if getattr(options, name) not in (unset[name], getattr(named, name, unset[name])):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} applies only to {owner}; give that, or leave it out.")

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -287,13 +287,9 @@ class Run:
     @functools.cached_property
     def class_names(self) -> tuple[str, ...]:
         """The class names that the model knows, else `labels`; empty if nothing names them. Loads the model."""
-        return self.labels if (classes := self._classes) is None else classes.labels
-
-    @functools.cached_property
-    def _classes(self) -> Classes | None:
         from keras_vit.models.build import saved_classes  # lazy: imports Keras
 
-        return saved_classes(self.model)
+        return self.labels if (classes := saved_classes(self.model)) is None else classes.labels
 
     def labels_of(self, num_classes: int) -> tuple[str, ...]:
         """Return the names of so many classes, or their numbers. Raises UserError if labels.txt names others."""
@@ -354,31 +350,24 @@ class Run:
     @functools.cached_property
     def promise(self) -> Promise | None:
         """Its promise about its answers; None unless `keras-vit evaluate --max-error` or `--coverage` fitted it."""
-        file = self.file(PROMISE) if self.image_size is None else None
-        if file is None:
-            return None
-        promise = read_promise(file)
-        fitted_to = promise.model_checksum, promise.temperature
-        self._check_fitted(file, fitted_to == (self.model_checksum, self.temperature), "evaluate")
-        return promise
+        return self._fitted(PROMISE, read_promise, "evaluate")
 
     @functools.cached_property
     def unknown(self) -> UnknownScorer | None:
         """The score of images of none of its classes; None unless `keras-vit unknown` fitted one at this image size."""
-        file = self.file(UNKNOWN) if self.image_size is None else None
-        if file is None:
-            return None
-        scorer = read_unknown(file)
-        self._check_fitted(file, scorer.model_checksum == self.model_checksum, "unknown")
-        return scorer
+        return self._fitted(UNKNOWN, read_unknown, "unknown")
 
-    @staticmethod
-    def _check_fitted(file: pathlib.Path, is_so: bool, command: str) -> None:
-        if not is_so:
+    def _fitted(self, name: str, read: Callable[[pathlib.Path], Any], command: str) -> Any:
+        """Return what a command has fitted to the model at its own image size; None without such a file."""
+        if self.image_size is not None or (file := self.file(name)) is None:
+            return None
+        fitted, temperature = read(file), self.temperature
+        if (fitted.model_checksum, getattr(fitted, "temperature", temperature)) != (self.model_checksum, temperature):
             raise UserError(
                 f"{file} was fitted to another model or temperature than this run has; repeat keras-vit {command}, or "
                 "remove it."
             )
+        return fitted
 
     # Its training
 

@@ -208,8 +208,7 @@ def arguments_of(options: Any, *without: str) -> list[str]:
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value != field.default and field.name not in without:
-            several = value if isinstance(value, tuple) else (value,)
-            arguments += [option_name(field.name), *map(str, several)]
+            arguments += [option_name(field.name), *map(str, value if isinstance(value, tuple) else (value,))]
     return arguments
 
 
@@ -255,9 +254,8 @@ def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: 
     values = {}
     for field in dataclasses.fields(options_class):
         default = _default(field, defaults)
-        nested = _nested_class(_hints(options_class)[field.name], default)
-        if nested:
-            inner = {} if default is dataclasses.MISSING else _values(default)
+        if nested := _nested_class(_hints(options_class)[field.name], default):
+            inner = {} if default is dataclasses.MISSING else vars(default)
             default = _built(nested, given, inner, (*path, field.name))
         values[field.name] = given.get((*path, field.name), default)
     options = options_class(**values)
@@ -272,7 +270,7 @@ def _options(
         default, hint = _default(field, defaults), _hints(options_class)[field.name]
         dashed, types_of_field = prefix + field.name.replace("_", "-"), _union(hint)
         if nested := _nested_class(hint, default):
-            inner = {} if default is dataclasses.MISSING else _values(default)
+            inner = {} if default is dataclasses.MISSING else vars(default)
             own_prefix = f"{dashed}." if len(types_of_field) > 1 else prefix
             yield from _options(nested, inner, (*path, field.name), own_prefix)
         elif not any(map(dataclasses.is_dataclass, types_of_field)):
@@ -283,10 +281,6 @@ def _default(field: dataclasses.Field, defaults: Mapping[str, Any]) -> Any:
     if field.name in defaults:
         return defaults[field.name]
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def _values(instance: Any) -> dict[str, Any]:
-    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
 def _nested_class(hint: Any, default: Any) -> type | None:

@@ -82,13 +82,8 @@ def _read(content: bytes) -> TFLiteMetadata | None:
             description = _text(model, 1)
             several = SEVERAL_CLASSES.encode() in description if _OWN in description else None
             image = _vector(_vector(model, 3)[0], 2)[0]  # of subgraph_metadata, input_tensor_metadata
-            calibrated = _CALIBRATED.search(description)
-            return TFLiteMetadata(
-                _value_range(image),
-                _preprocessing(_text(image, 1)),
-                several,
-                float(calibrated[1]) if calibrated else None,
-            )
+            temperature = float(match[1]) if (match := _CALIBRATED.search(description)) else None
+            return TFLiteMetadata(_value_range(image), _preprocessing(_text(image, 1)), several, temperature)
     return None
 
 

@@ -188,20 +188,17 @@ def highest_of_unused_bits(data: bytes) -> int | None:
         with open_image(data) as image:
             if image.mode.startswith("I"):
                 highest = int(np.asarray(image).max())
-                return highest if 0 < highest < _DARK else None
-            # Pillow keeps the upper 8 bits of colors.
-            highest = 256 * int(np.asarray(image.convert("RGB")).max()) + 255
-            return highest if highest < _DARK else None
+            else:  # Pillow keeps the upper 8 bits of colors
+                highest = 256 * int(np.asarray(image.convert("RGB")).max()) + 255
+            return highest if 0 < highest < _DARK else None
     except Exception:  # a damaged file, which the decoder names
         return None
 
 
 def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """Turn an image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
-    if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
+    pixels = pixels.transpose(1, 0, 2) if orientation >= 5 else pixels
+    pixels = pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
     return np.ascontiguousarray(pixels[::-1] if orientation in (3, 4, 7, 8) else pixels)
 
 

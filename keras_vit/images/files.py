@@ -204,17 +204,10 @@ def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
     places = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "training.samples", "--data", data, "--count", str(count), "--output", folder]
-        done = subprocess.run(
-            [*command, *(("--data-dir", data_dir) if data_dir else ())],
-            env={
-                **os.environ,
-                "KERAS_BACKEND": "tensorflow",
-                "PYTHONPATH": os.pathsep.join(places),
-                "PYTHONSAFEPATH": "1",  # a training.py in the working directory is not ours; since Python 3.11
-            },
-            capture_output=True,
-            text=True,
-        )
+        command += ["--data-dir", data_dir] if data_dir else []
+        # PYTHONSAFEPATH, since Python 3.11: a training.py in the working directory is not ours.
+        env = {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
         if done.returncode:
             complaint = (done.stderr.strip().splitlines() or ["no error message"])[-1]
             raise UserError(f"The data set {data!r} could not be read: {complaint}")

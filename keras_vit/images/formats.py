@@ -5,6 +5,7 @@ TensorFlow would decode incorrectly or without a limit is refused in a graph; si
 """
 
 import collections
+import contextlib
 import functools
 import importlib.metadata
 import pathlib
@@ -55,11 +56,8 @@ def format_list() -> str:
 
 def _supports_webp() -> bool:
     for distribution in _DISTRIBUTIONS:
-        try:
-            version = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return tuple(int(number) for number in version.split(".")[:2]) >= _WEBP_SINCE
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return tuple(map(int, importlib.metadata.version(distribution).split(".")[:2])) >= _WEBP_SINCE
     return True
 
 
@@ -174,17 +172,11 @@ def _has_raw_pixels(data: bytes) -> bool:
 
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation of a file, 1 to 8; 1 if there is none."""
+    block_of = {"JPEG": _jpeg_exif, "PNG": _png_exif, "WebP": _webp_exif}.get(image_format(data) or "")
     try:
-        match image_format(data):
-            case "JPEG":
-                return _from_tiff(_jpeg_exif(data))
-            case "PNG":
-                return _from_tiff(_png_exif(data))
-            case "WebP":
-                return _from_tiff(_webp_exif(data))
+        return _UPRIGHT if block_of is None else _from_tiff(block_of(data))
     except (struct.error, IndexError):  # a damaged header
-        pass
-    return _UPRIGHT
+        return _UPRIGHT
 
 
 def _png_exif(data: bytes) -> bytes:
@@ -222,8 +214,7 @@ def _webp_exif(data: bytes) -> bytes:
 
 
 def _from_tiff(exif: bytes) -> int:
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
-    if order is None:
+    if (order := {b"II": "<", b"MM": ">"}.get(exif[:2])) is None:
         return _UPRIGHT
     (directory,) = struct.unpack_from(order + "I", exif, 4)
     (entries,) = struct.unpack_from(order + "H", exif, directory)

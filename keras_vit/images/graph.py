@@ -36,13 +36,8 @@ _ORIENTATION, _ENTRY_BYTES = 0x0112, 12  # the tag of the orientation in an EXIF
 
 def _rare(function: Callable) -> Callable:
     """Return a function of its own, traced once for all graphs, which are built in less time if it is not inlined."""
-
-    @functools.cache
-    def traced() -> Callable:
-        return tf.function(
-            function, autograph=False, reduce_retracing=True, experimental_attributes={"_noinline": True}
-        )
-
+    options = {"autograph": False, "reduce_retracing": True, "experimental_attributes": {"_noinline": True}}
+    traced = functools.cache(lambda: tf.function(function, **options))
     return lambda *arguments: traced()(*arguments)
 
 

@@ -28,12 +28,7 @@ _PANELS = (
     ("filters", "filters", "Filters of the first layer (Figure 7, left)", plots.draw_filters),
     ("position_similarity", "positions", "Positions (Figures 7, center, and 10)", plots.draw_positions),
     ("attention_distance", "distance", "Attention distance (Figures 7, right, and 11)", plots.draw_distances),
-    (
-        "attention_distance_renormalized",
-        "renormalized",
-        "Attention distance among patches",
-        plots.draw_renormalized_distances,
-    ),
+    ("attention_distance_renormalized", "renormalized", "Attention distance among patches", plots.draw_renormalized),
 )
 
 
@@ -73,15 +68,15 @@ def _figures_of(output: pathlib.Path) -> list[pathlib.Path]:
 
 def html_report(result: InspectionResult) -> str:
     """Return the report as HTML text."""
-    rows, columns = result.grid or (0, 0)
     size = f"{result.image_size[0]} x {result.image_size[1]} pixels"
+    size += f", {result.grid[0]} x {result.grid[1]} patches" if result.grid else ""
     cards = _cards(result)
     return render(
         "inspection",
         title=result.model,
         checkpoint=short_name(result.checkpoint),
         architecture=result.architecture,
-        size=size + (f", {rows} x {columns} patches" if result.grid else ""),
+        size=size,
         cards=cards,
         has_classes=bool(result.predictions),
         mistakes=sum(card["is_mistake"] for card in cards),
@@ -96,10 +91,8 @@ def html_report(result: InspectionResult) -> str:
 
 def maps_of(result: InspectionResult) -> list[list[tuple[str, np.ndarray]]]:
     """Return titles and maps of each image, as small as a page needs them."""
-    return [
-        [(title, _thinned(values)) for title, values in plots.image_maps(result, index)]
-        for index in range(len(result.images))
-    ]
+    maps = (plots.image_maps(result, index) for index in range(len(result.images)))
+    return [[(title, _thinned(values)) for title, values in of_image] for of_image in maps]
 
 
 def sentences(result: InspectionResult) -> list[str]:
@@ -164,13 +157,9 @@ def _layers(result: InspectionResult) -> dict[str, Any] | None:
     if "attention" not in result.arrays:
         return None
     assert result.grid is not None
-    sheets = [_sheet(result, index) for index in range(len(result.images))]
-    data = {
-        "sheets": [_map_address(values) for _, values in sheets],
-        "layers": result.layers,
-        "width": result.grid[1],
-        "height": result.grid[0],
-    }
+    sheets, (height, width) = [_sheet(result, index) for index in range(len(result.images))], result.grid
+    addresses = [_map_address(values) for _, values in sheets]
+    data = {"sheets": addresses, "layers": result.layers, "width": width, "height": height}
     return {"words": plots.explanation("attention", result), "columns": sheets[0][0], "data": data}
 
 

@@ -13,7 +13,7 @@ from keras_vit.files.labels import LABELS, composed, distinct_names, read_labels
 from keras_vit.files.remote import existing_folder, is_remote, matching, output_folder, to_path
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.file_contents import read_decisions
-from training.data.listed_files import ONE_CLASS, ListedFiles, check_found, class_shares, listed_files
+from training.data.listed_files import ListedFiles, check_found, listed_files
 from training.options.common import (
     DRAWN,
     EVALUATION_NAMES,
@@ -61,14 +61,12 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
     """Return the kind of `--data` and what stands behind it. Raises UserError for other kinds, paths and options."""
     kind, _, rest = source.data.partition(":")
     is_known = kind in _KINDS and bool(rest) == (kind != "digits")
-    path, meant = rest if is_known else source.data, None
-    if os.path.isdir(path):
-        meant = "folder"
-    elif path.lower().endswith(".csv") and os.path.isfile(path):
-        meant = "csv"
-    if not is_known or (kind in ("folder", "csv") and meant not in (kind, None)):
-        this = {"folder": "folder", "csv": "file"}
-        advice = f"; for this {this[meant]}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
+    path = rest if is_known else source.data
+    meant = "folder" if os.path.isdir(path) else ""
+    meant = "csv" if path.lower().endswith(".csv") and os.path.isfile(path) else meant
+    if not is_known or (kind in ("folder", "csv") and meant not in (kind, "")):
+        this = "folder" if meant == "folder" else "file"
+        advice = f"; for this {this}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
         raise UserError(
             "--data accepts digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was "
             f"given {source.data!r}{advice}."
@@ -230,8 +228,4 @@ def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
     if kind == "folder":
         splits = split_folders(source.path)
         return tuple(sorted(map(composed, directories(splits[0] if splits else source.path))))
-    column, value_of, *_ = listed_files(source.path)
-    texts = {text for files in value_of.values() for text in files.values()}
-    return tuple(
-        sorted(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)})
-    )
+    return tuple(sorted(listed_files(source.path).classes))
