@@ -221,11 +221,8 @@ def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Ten
     choices = tf.cast(choice_draws * len(operations), tf.int32)
     # Not by tf.dynamic_partition: TensorFlow 2.21 mixed up the shapes of its parts in an optimized graph.
     rows = [tf.cast(tf.where(choices == number)[:, 0], tf.int32) for number in range(len(operations))]
-    changed = [
-        operation(tf.gather(images, part), tf.gather(blur_draws, part))
-        for operation, part in zip(operations, rows, strict=True)
-    ]
-    result = tf.dynamic_stitch(rows, changed)
+    parts = ((tf.gather(images, part), tf.gather(blur_draws, part)) for part in rows)
+    result = tf.dynamic_stitch(rows, [operation(*part) for operation, part in zip(operations, parts, strict=True)])
     result.set_shape(images.shape)
     return result
 

@@ -106,8 +106,7 @@ def split_of_files(files: Sequence[str], contents: FileContents, **fields: Any) 
 
 def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
     """Return images (n, h, w, C) uint8 and labels (n,) in memory as a split. Raises UserError for other labels."""
-    outside = labels[(labels < 0) | (labels >= len(names))]
-    if len(outside):
+    if len(outside := labels[(labels < 0) | (labels >= len(names))]):
         raise UserError(
             f"Labels must be 0 to {len(names) - 1}, one for each of the {len(names)} classes, "
             f"but {len(outside)} of {len(labels)} are outside, {outside[0]} first."
@@ -249,17 +248,16 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
         yield
     except (*_LOST, tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
         is_lost = isinstance(error, _LOST)
-        sentence = _lost_file(error.message) if is_lost else _bad_example(error.message, splits)
-        if not sentence:
-            raise
-        raise UserError(sentence) from error
+        if sentence := _lost_file(error.message) if is_lost else _bad_example(error.message, splits):
+            raise UserError(sentence) from error
+        raise
 
 
 def _lost_file(message: str) -> str | None:
     """Return the sentence on a file that a graph could not read: its path and the reason stand before the operator."""
     reader = r"(?:ReadFile|DatasetToSingleElement)"
-    lost = re.search(rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", message, re.M)
-    if not lost:
+    pattern = rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})"
+    if not (lost := re.search(pattern, message, re.M)):
         return None
     path, _, why = lost[1].strip().rpartition("; ")
     return f"{path} can no longer be read ({why}); put it back, and the same command continues."
@@ -295,8 +293,8 @@ def _check_decoding(split: Split, on_bad_image: OnBadImage = "stop") -> list[int
         return decoding_problem(image) if image.dtype == tf.string else None
 
     bad = problems_of(range(split.num_examples), problem)
-    named = [(split.name(index), why) for index, why in bad.items()]
-    report_bad(named, f"of {split.num_examples} images cannot be decoded", on_bad_image=on_bad_image)
+    what = f"of {split.num_examples} images cannot be decoded"
+    report_bad([(split.name(index), why) for index, why in bad.items()], what, on_bad_image=on_bad_image)
     return list(bad)
 
 
@@ -325,10 +323,7 @@ def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], whe
 
 
 def report_bad(
-    problems: Collection[tuple[str, str]],
-    what: str,
-    advice: str = "repair or remove them",
-    on_bad_image: OnBadImage = "stop",
+    problems: Collection[tuple[str, str]], what: str, advice="repair or remove them", on_bad_image: OnBadImage = "stop"
 ) -> None:
     """Raise UserError for names with their problems, or print it where they are skipped; return if there is none.
 
@@ -421,9 +416,7 @@ def warn_about_images(*splits: Split) -> None:
                 if data.dtype != tf.string:
                     return  # pixels without files
                 decoding_problem(data, image_warnings, split.name(int(index)))
-        image_warnings.warn(
-            f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
-        )
+        image_warnings.warn(f"{len(chosen)} images{' looked at' * (len(chosen) < split.num_examples)}")
 
 
 def error_reason(error: tf.errors.OpError) -> str:

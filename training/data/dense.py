@@ -10,6 +10,7 @@ targets; "segments" (h, w) int32, the number of the target that each pixel belon
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -18,11 +19,13 @@ from keras_vit import Preprocessing
 from keras_vit.images import graph
 from training.data import augment
 from training.data.dataset import Split, decoded, without_autograph
-from training.data.pipeline import batches_in_order, example_numbers, rows_of_part, training_order
+from training.data.pipeline import batches_in_order, example_numbers, recolored, rows_of_part, training_order
 from training.recipes.dense import DenseRecipe, DetectRecipe
 
 _LEAST_VISIBLE = 0.25  # share of a box that must stay visible in a window for it to remain a target
 TILES = 2  # rows and columns of a mosaic
+
+Example = tuple[tf.Tensor, dict[str, tf.Tensor]]  # an image and its target
 
 
 class Geometry(NamedTuple):
@@ -64,9 +67,7 @@ class DenseBatches:
 
         @without_autograph
         def batch(images: tf.Tensor, targets: dict[str, tf.Tensor], draws: tf.Tensor) -> tuple:
-            if recipe.color_jitter or recipe.three_augment:
-                images = augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
-            return preprocessing.normalize(images), targets
+            return preprocessing.normalize(recolored(images, draws, recipe)), targets
 
         data = example_numbers(len(rows), first_step, num_steps)
         data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -74,7 +75,7 @@ class DenseBatches:
 
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    ) -> Example:
         """Return one augmented example: (height, width, C) float32, 0..255, and its target, not filled up."""
         assert split.target is not None
         image = preprocessing.to_channels(decoded(split.read(index)[0], preprocessing))
@@ -127,24 +128,26 @@ class BoxBatches(DenseBatches):
 
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    ) -> Example:
         """One augmented image or, with the probability of the recipe, four of them; see `DenseBatches.example`."""
-        single = super().example
+        single = functools.partial(super().example, split, recipe, preprocessing, index, seed)
         if not isinstance(recipe, DetectRecipe) or not recipe.mosaic:
-            return single(split, recipe, preprocessing, index, seed)
+            return single()
+
+        def alone() -> Example:
+            image, target = single()
+            return image, self.filled(target)
+
         own, drawn = tf.unstack(tf.random.split(tf.random.experimental.stateless_fold_in(seed, 1)))
         return tf.cond(
             tf.random.stateless_uniform((), own) < recipe.mosaic,
             lambda: self._mosaic(split, recipe, preprocessing, index, drawn),
-            lambda: self._alone(single(split, recipe, preprocessing, index, seed)),
+            alone,
         )
-
-    def _alone(self, example: tuple[tf.Tensor, dict[str, tf.Tensor]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        return example[0], self.filled(example[1])
 
     def _mosaic(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    ) -> Example:
         """Return the image of the index and three by chance, each in a quarter."""
         count, full = TILES**2, preprocessing.image_size
         height, width = (side // TILES for side in full)
@@ -192,25 +195,20 @@ def random_geometry(original_size: tf.Tensor, seed: tf.Tensor, recipe: DenseReci
     window = tf.clip_by_value(tf.round(size / scale), 1.0, original)
     place = tf.random.stateless_uniform((2,), place_seed)
     begin = tf.floor(place * (original - window + 1.0))
-    flip = tf.constant(False)
-    if recipe.flip:
-        flip = tf.random.stateless_uniform((), flip_seed) < 0.5
-    return Geometry(
-        tf.cast(tf.concat([begin, window], axis=0), tf.int32), tf.cast(size, tf.int32), tf.zeros(2, tf.int32), flip
-    )
+    flip = tf.random.stateless_uniform((), flip_seed) < 0.5 if recipe.flip else tf.constant(False)
+    where = tf.cast(tf.concat([begin, window], axis=0), tf.int32)
+    return Geometry(where, tf.cast(size, tf.int32), tf.zeros(2, tf.int32), flip)
 
 
 def model_geometry(original_size: tf.Tensor, preprocessing: Preprocessing) -> Geometry:
     """Return the geometry of a model's preprocessing: the part of the image that its input shows, and where."""
     sides = tf.unstack(tf.cast(original_size, tf.float64))
     rows, columns = preprocessing.placements(sides, tf)
-    lengths = [
-        tf.minimum(p.resized - p.begin, float(n))
-        for p, n in zip((rows, columns), preprocessing.image_size, strict=True)
-    ]
+    (height, width), axes = preprocessing.image_size, (rows, columns)
+    lengths = [tf.minimum(p.resized - p.begin, float(n)) for p, n in ((rows, height), (columns, width))]
     # The pixels of the image behind the crop of the resized window.
-    firsts = [tf.round(p.first + p.begin * p.window / p.resized) for p in (rows, columns)]
-    windows = [tf.round(n * p.window / p.resized) for p, n in zip((rows, columns), lengths, strict=True)]
+    firsts = [tf.round(p.first + p.begin * p.window / p.resized) for p in axes]
+    windows = [tf.round(n * p.window / p.resized) for p, n in zip(axes, lengths, strict=True)]
     window = tf.cast(tf.stack([*firsts, *windows]), tf.int32)
     corner = tf.cast(tf.stack([rows.before, columns.before]), tf.int32)
     return Geometry(window, tf.cast(tf.stack(lengths), tf.int32), corner, tf.constant(False))

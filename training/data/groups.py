@@ -70,8 +70,7 @@ def looks_of(read: Callable[[int], bytes], count: int) -> list[Look | None]:
         return None
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        looks = pool.map(look, range(count))
-        return list(tracked(looks, "Looking for near copies", count))
+        return list(tracked(pool.map(look, range(count)), "Looking for near copies", count))
 
 
 def groups_of(
@@ -123,11 +122,10 @@ def _matches(paths: Sequence[str], rule: str) -> list[str | None]:
 
 
 def _near_copies(looks: Sequence[Look | None]) -> list[tuple[int, int]]:
-    rows = np.array([row for row, look in enumerate(looks) if look and look.colors.any()], np.int64)
-    if len(rows) < 2 or len(looks) > MOST_COMPARED:
+    seen = {row: look.colors for row, look in enumerate(looks) if look and look.colors.any()}
+    if len(seen) < 2 or len(looks) > MOST_COMPARED:
         return []
-    colors = np.stack([look.colors for look in looks if look and look.colors.any()]).astype(np.float32)
-    links = list[tuple[int, int]]()
+    rows, colors, links = np.array([*seen]), np.stack([*seen.values()]).astype(np.float32), list[tuple[int, int]]()
     for begin in range(0, len(rows), _BLOCK):
         near = np.argwhere(colors[begin : begin + _BLOCK] @ colors[begin:].T >= _LEAST_COSINE) + begin
         links += map(tuple, rows[near[near[:, 0] < near[:, 1]]].tolist())

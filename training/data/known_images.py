@@ -93,14 +93,13 @@ def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -
 def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
     """Raise UserError if a rule keeps other images for evaluation now than when a run was trained on the same data."""
     known, now = TrainingData.of_run(run), TrainingData.of_options(options, source)
-    if not source.held_out or known is None or known.counts is None:
+    if known is None or known.counts is None or not source.held_out:
         return
     if known.place != now.place or not known.has_other_images(now):
         return
     before, after = sum(known.counts), sum(now.counts or ())
-    then = "other images, or the same under other names or classes"
-    if before != after:
-        then = f"{before:,} images, instead of {after:,}"
+    others = "other images, or the same under other names or classes"
+    then = others if before == after else f"{before:,} images, instead of {after:,}"
     exclude, advice = run.settings["source"].get("exclude"), "evaluate on images of another folder"
     if exclude != options.exclude:
         advice = "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"

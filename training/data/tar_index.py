@@ -227,7 +227,7 @@ def _image_of(members: Mapping[str, _Member], path: str) -> _Member | None:
     images = [members[ending] for ending in _IMAGES if ending in members]
     if not images and "cls" not in members:
         return None
-    problem = None
+    problem = ""
     if not images:
         problem = f"is no image, but a label alone; write images ({', '.join(_IMAGES)}) and labels one after the other"
     elif len(images) > 1:

@@ -9,7 +9,6 @@ remote TPU host, which runs no Python, can read, too.
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -25,6 +24,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
+from keras_vit.errors import explained
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, existing_file, is_remote, read_places, to_path
 from training.data.checks import files_of, files_of_splits, labels_beside, split_of
@@ -65,13 +65,9 @@ class _Spans:
 
     def records_at(self, edges: np.ndarray) -> np.ndarray:
         """Return the numbers of the records that begin at these edges (n,), as far as they are in a span."""
-        numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
-        return np.concatenate(
-            [
-                hits[(hits >= start) & (hits < end)]
-                for hits, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
-            ]
-        )
+        spans = zip(self.edges, self.starts, self.starts[1:], strict=False)
+        numbers = ((edges - edge + start, start, end) for edge, start, end in spans)
+        return np.concatenate([hits[(hits >= start) & (hits < end)] for hits, start, end in numbers])
 
 
 class TFRecords:
@@ -147,8 +143,7 @@ class TFRecords:
         for path, place in self._of_file.items():
             if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
                 return f"The file {path} was changed while it was read; the same command continues."
-        damage = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
-        if not damage:
+        if not (damage := re.search(r"(?:corrupted|truncated) record at (\d+)", message)):
             return None
         edges = np.flatnonzero(np.isin(self._edges, [int(damage[1]), int(damage[1]) - HEADER]))
         for index in self._spans.records_at(edges):
@@ -203,17 +198,14 @@ def _record_split(files: list[str], names: tuple[str, ...], on_bad_image: OnBadI
         parsed = tf.io.parse_single_example(records.read(index), features)
         return parsed[IMAGE], checked_label(parsed[LABEL], names)
 
-    split = records.split(read)
-    first, is_example = tf.constant(0, tf.int64), False
+    split, first = records.split(read), tf.constant(0, tf.int64)
+    wrong = f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}, at least one."
+    if not len(records):
+        raise UserError(wrong)
     with bad_examples_reported(split):
-        with contextlib.suppress(tf.errors.InvalidArgumentError):
-            if len(records):
-                tf.io.parse_single_example(records.read(first), features)
-                is_example = True
-        if is_example:
-            read(first)
-    if not is_example:
-        raise UserError(f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}, at least one.")
+        with explained(wrong, tf.errors.InvalidArgumentError):
+            tf.io.parse_single_example(records.read(first), features)
+        read(first)
     return split if on_bad_image == "stop" else skip_undecodable(split)
 
 
