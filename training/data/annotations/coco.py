@@ -28,11 +28,8 @@ _PANOPTIC_IDS = range(1, 2**24)  # of the segments of a panoptic PNG; 0 is none
 # Fields of a file; those that must be there, and those that may.
 _CATEGORIES = [{"id": int, "name": str}]
 _IMAGES = [{"id": int, "file_name": str, "height": optional(NUMBER), "width": optional(NUMBER)}]
-_SEGMENT = {
-    "category_id": int,
-    "iscrowd": optional(Rule("0 or 1", lambda value: value in (0, 1))),
-    "area": optional(NUMBER),
-}
+_IS_CROWD = optional(Rule("0 or 1", lambda value: value in (0, 1)))
+_SEGMENT = {"category_id": int, "iscrowd": _IS_CROWD, "area": optional(NUMBER)}
 _OBJECT = {"image_id": int, **_SEGMENT}
 _ID = Rule("a number from 1 to 16,777,215", lambda value: type(value) is int and value in _PANOPTIC_IDS)
 _PANOPTIC = {"image_id": int, "file_name": str, "segments_info": [{"id": _ID, **_SEGMENT}]}
@@ -116,9 +113,11 @@ def read_coco(
     for each in document["annotations"]:
         objects[each["image_id"]].append(each)
     rows = sorted(zip(files.items(), document["images"], strict=True), key=lambda row: row[0][0])
-    return names, [
-        CocoImage(path, objects[number], number, _stated_size(row), _group(row)) for (number, path), row in rows
-    ]
+    images = []
+    for (number, path), row in rows:
+        size = _number(row, "height"), _number(row, "width")
+        images.append(CocoImage(path, objects[number], number, size, _group(row)))
+    return names, images
 
 
 def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> BoxedImages:
@@ -129,9 +128,8 @@ def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: boo
         boxes = []
         for each in objects:
             x, y, w, h = map(float, each["bbox"])
-            area = None if each.get("area") is None else float(each["area"])
             label = names.get(each["category_id"], f"category {each['category_id']}")
-            boxes.append(Box(label, (x, y, w, h), area, bool(each.get("iscrowd"))))
+            boxes.append(Box(label, (x, y, w, h), _number(each, "area"), bool(each.get("iscrowd"))))
         images.append(BoxedImage(path, upright_size(path, stated_size), boxes, number, group))
     return BoxedImages(tuple(names[number] for number in sorted(names)), {"train": images})
 
@@ -166,12 +164,14 @@ def _columns(
     rows: Sequence[dict[str, Any]], numbers: Mapping[int, int], pixels: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return of segments the classes, whether they are crowds, and the areas that the file states, else the pixels."""
-    areas = [count if row.get("area") is None else float(row["area"]) for row, count in zip(rows, pixels, strict=True)]
-    return (
-        np.array([numbers[row["category_id"]] for row in rows], np.int32),
-        np.array([bool(row.get("iscrowd")) for row in rows], bool),
-        np.array(areas, np.float64),
-    )
+    stated = (_number(row, "area") for row in rows)
+    areas = [count if area is None else area for area, count in zip(stated, pixels, strict=True)]
+    classes, crowds = [numbers[row["category_id"]] for row in rows], [bool(row.get("iscrowd")) for row in rows]
+    return np.array(classes, np.int32), np.array(crowds, bool), np.array(areas, np.float64)
+
+
+def _number(row: dict[str, Any], field: str) -> float | None:
+    return None if row.get(field) is None else float(row[field])
 
 
 def _open(
@@ -189,12 +189,6 @@ def _open(
     check_listed(files.values(), file, folder, allow_outside)
     check_ids((each["image_id"] for each in document["annotations"]), files, "image", file)
     return names, files, document
-
-
-def _stated_size(row: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Return height and width of an image as a file states them."""
-    height, width = (None if row.get(side) is None else float(row[side]) for side in ("height", "width"))
-    return height, width
 
 
 def _group(row: dict[str, Any]) -> str:

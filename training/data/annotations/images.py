@@ -113,10 +113,8 @@ def train_and_val(
     elif run is None and (both := {image.file for image in train} & {image.file for image in val}):
         print(f"Warning: training also uses {len(both):,} of the evaluation images, so the results are too good.")
     if not train or not val:
-        raise UserError(
-            f"{options.path} holds {len(train) + len(val)} images, and needs some to train on and others to evaluate "
-            "on."
-        )
+        count = len(train) + len(val)
+        raise UserError(f"{options.path} holds {count} images, and needs some to train on and others to evaluate on.")
     if run is not None:
         warn_of_training_images(run, contents.digests(str(image.file) for image in val), lambda row: val[row].file)
     return train, val
@@ -133,11 +131,8 @@ def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int,
 
     Raises UserError if it is no image that we read, or not of the size that an annotation states; zeros state none.
     """
-    with explained(
-        lambda reason: f"The image {file} cannot be read ({reason}); repair it, or remove it and its annotation.",
-        OSError,
-        ValueError,
-    ):
+    advice = "repair it, or remove it and its annotation"
+    with explained(lambda why: f"The image {file} cannot be read ({why}); {advice}.", OSError, ValueError):
         data = file.read_bytes()
         if problem := format_problem(data):
             raise ValueError(problem)

@@ -168,12 +168,8 @@ def voc_segments(classes: pathlib.Path, objects: pathlib.Path | None, size: tupl
     segments = np.full(of_pixels.shape, NONE, np.int32)
     segments[(of_pixels == IGNORED) | (numbers == IGNORED)] = UNCOUNTED
     labels: list[int] = []
-    background = (of_pixels == 0) & (segments != UNCOUNTED)
-    if background.any():
-        segments[background] = 0
-        labels.append(0)
-    for number in np.setdiff1d(numbers, [0, IGNORED]):
-        inside = (numbers == number) & (segments == NONE)
+    for part in (of_pixels == 0, *(numbers == number for number in np.setdiff1d(numbers, [0, IGNORED]))):
+        inside = part & (segments == NONE)
         if inside.any():
             segments[inside] = len(labels)
             labels.append(int(np.bincount(of_pixels[inside]).argmax()))
@@ -205,11 +201,9 @@ def two_classes(segments: Segments, value: int) -> Segments:
     inside = segments.map == UNCOUNTED
     if not inside.any():
         return segments
+    labels, objects, areas = np.append(segments.labels, 1), np.append(segments.objects, False), segments.areas
     numbers = np.where(inside, len(segments.labels), segments.map).astype(np.int32)
-    return whole_segments(
-        np.append(segments.labels, 1), np.append(segments.objects, False), np.append(segments.areas, inside.sum()),
-        numbers,
-    )  # fmt: skip
+    return whole_segments(labels, objects, np.append(areas, inside.sum()), numbers)
 
 
 def check_classes_of_masks(
@@ -217,8 +211,7 @@ def check_classes_of_masks(
     labels: Sequence[str],
     path: object,
     task: SegmentationTask = "semantic",
-    *,
-    are_numbers: bool = False,
+    are_numbers=False,
 ) -> None:
     """Raise UserError for masks whose classes are too few to learn from, or more than their names.
 

@@ -251,15 +251,14 @@ def _check_any_box(labels: Sequence[str], splits: Mapping[str, Sequence[BoxedIma
 
 def _without_repeats(splits: Mapping[str, Sequence[BoxedImage]]) -> dict[str, list[BoxedImage]]:
     """Return the images without the rows that a file has twice; print how many there were."""
-    repeated: dict[str, int] = {}
+    repeated = collections.Counter[str]()
     kept: dict[str, list[BoxedImage]] = {}
     for name, images in splits.items():
         kept[name] = [dataclasses.replace(image, boxes=list(dict.fromkeys(image.boxes))) for image in images]
         for image, other in zip(images, kept[name], strict=True):
-            if count := len(image.boxes) - len(other.boxes):
-                repeated[str(image.file)] = repeated.get(str(image.file), 0) + count
-    if repeated:
-        print(f"Repeated rows count once: {sum(repeated.values()):,}, such as one of {min(repeated)}.")
+            repeated[str(image.file)] += len(image.boxes) - len(other.boxes)
+    if files := [file for file in repeated if repeated[file]]:
+        print(f"Repeated rows count once: {sum(repeated.values()):,}, such as one of {min(files)}.")
     return kept
 
 
