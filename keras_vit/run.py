@@ -224,10 +224,7 @@ class Run:
 
     @property
     def classifier(self) -> "keras.Model":
-        """The model up to its logits (B, K).
-
-        Raises UserError for a model without a head, and where labels.txt names another number of classes.
-        """
+        """The model up to its logits (B, K). Raises UserError without a head, and for another number of labels."""
         from keras_vit.models.build import classifies, logits_model
 
         model = logits_model(self.model)

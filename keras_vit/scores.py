@@ -272,10 +272,7 @@ def read_unknown(path: str | os.PathLike) -> UnknownScorer:
 
 
 def features_and_logits(model: "keras.Model") -> "keras.Model":
-    """Return the model with what its head reads: images (B, h, w, C) -> {"pre_logits": (B, D), "logits": (B, K)}.
-
-    Raises UserError for a model without such a head.
-    """
+    """Images (B, h, w, C) -> {"pre_logits": (B, D), "logits": (B, K)}. Raises UserError for a model without these."""
     from keras_vit.models.build import intermediates
 
     return intermediates(model, ["pre_logits", "logits"])

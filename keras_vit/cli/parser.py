@@ -200,10 +200,7 @@ def _type_name(hint: Any) -> str:
 
 
 def arguments_of(options: Any, *without: str) -> list[str]:
-    """Return the fields of an options dataclass as a command line, without the defaults and the fields named.
-
-    Only for texts, numbers and tuples of them.
-    """
+    """Return fields of an options dataclass, texts and numbers, as a command line, without defaults and `without`."""
     arguments = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

@@ -115,10 +115,7 @@ def _problem(path: pathlib.Path, error: Exception) -> str:
 
 
 def check_weights_in(archive: zipfile.ZipFile) -> None:
-    """Raise ValueError if an HDF5 file in a .keras file declares more bytes than it has, or reads other files.
-
-    Keras writes arrays uncompressed, and would allocate whatever one declares.
-    """
+    """Raise ValueError if an HDF5 file in a .keras file declares more bytes than it has, or reads other files."""
     import h5py
 
     for member in archive.infolist():

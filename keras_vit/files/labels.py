@@ -41,10 +41,7 @@ def check_number(labels: Sequence[str], path: str | os.PathLike, num_classes: in
 
 
 def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of classes, by which reports name them.
-
-    Raises UserError if one is empty or there twice, or has a line break, which ends it in labels.txt.
-    """
+    """Return the names of classes. Raises UserError for an empty one, one that is there twice or has a line break."""
     for name, count in collections.Counter(names).items():
         if count > 1 or not name.strip() or {"\n", "\r"} & {*name}:
             problem = f"the class {name!r:.80} {'twice' if count > 1 else 'with a line break'}"

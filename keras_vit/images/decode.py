@@ -166,10 +166,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def decode_with_pillow(data: bytes, *, upright: bool, most_pixels: int = LARGEST_IMAGE) -> np.ndarray:
-    """Decode the bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
-
-    Raises any of Pillow's errors for a damaged file.
-    """
+    """As `decode_file`, but raises any of Pillow's errors for a damaged file."""
     if image_format(data) == "PNG":
         check_png(data)
     with open_image(data, most_pixels=most_pixels) as image:
@@ -178,10 +175,7 @@ def decode_with_pillow(data: bytes, *, upright: bool, most_pixels: int = LARGEST
 
 
 def highest_of_unused_bits(data: bytes) -> int | None:
-    """The highest value of a PNG of 16 bits that is less than 4,096, as of cameras of 10 or 12 bits; None otherwise.
-
-    Of 16 bits the upper 8 are taken, so such an image is nearly black.
-    """
+    """The highest value of a PNG of 16 bits if it is below 4,096, so that the upper 8 are nearly black; else None."""
     if image_format(data) != "PNG" or data[24:25] != b"\x10":
         return None
     try:

@@ -56,10 +56,7 @@ def decode(
 
 
 def read_folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None" = None) -> list[Image]:
-    """Read at most `count` images of a folder, evenly spaced, and name on stdout those that cannot be read.
-
-    Raises UserError if there is no image, or none can be read.
-    """
+    """Read up to `count` evenly spaced images of a folder, and print those not readable. Raises UserError for none."""
     files = image_files(path)
     images: list[Image] = []
     problems: list[Exception] = []
@@ -77,10 +74,7 @@ def read_folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | 
 
 
 def read_image(path: pathlib.Path, preprocessing: "Preprocessing | None" = None, name: str | None = None) -> Image:
-    """Read an image file, and warn of one that is nearly black or has one color. See `decode` for the arguments.
-
-    Raises UserError if there is no such file, or if it cannot be decoded.
-    """
+    """Read an image file, and warn of a nearly black one or one of one color. Raises UserError if it is none."""
     data, name = existing_file(path, "check the path").read_bytes(), name or path.name
     image = decode(data, name, preprocessing=preprocessing)
     if (highest := highest_of_unused_bits(data)) is not None:
@@ -196,10 +190,7 @@ def _of_samples(samples: Samples, count: int, labels: tuple[str, ...]) -> list[I
 
 
 def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
-    """Read shuffled evaluation images of a data set.
-
-    keras_vit does not depend on TensorFlow. So `keras-vit samples` writes the images to a file in a separate process.
-    """
+    """Read shuffled evaluation images of a data set, by `keras-vit samples`, since keras_vit needs no TensorFlow."""
     checkout = pathlib.Path(__file__).parents[2]  # the directory of training/, independent of the working directory
     places = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:

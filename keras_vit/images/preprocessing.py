@@ -456,10 +456,7 @@ class PreprocessingLayer(keras.layers.Layer):
 
 
 def _pixels(image, *, upright: bool):
-    """A PIL image as an array (h, w, C) uint8, alpha kept; anything else as it is, if it can be pixels.
-
-    upright: whether a PIL image is turned by its EXIF orientation.
-    """
+    """Return a PIL image as (h, w, C) uint8, alpha kept, `upright` if turned by EXIF; else what can be pixels."""
     if not hasattr(image, "getbands"):
         if isinstance(image, np.ndarray) or not hasattr(image, "shape"):
             refuse_first(_unusable(image))

@@ -25,10 +25,7 @@ SUPPORT = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos3": 3.0}
 
 
 def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
-    """Return the side in pixels that images are resized to before a center crop of another side than the usual one.
-
-    It grows with the crop, which thus shows the same part of an image.
-    """
+    """Return the side that images are resized to before the crop of another side, which then shows the same part."""
     return max(round(crop_from * new_side / side), new_side)
 
 

@@ -55,10 +55,7 @@ def write(result: InspectionResult, output: str | os.PathLike) -> list[str]:
 
 
 def _figures_of(output: pathlib.Path) -> list[pathlib.Path]:
-    """Return the figures of an earlier report, which its measures.json lists; empty if it cannot be read.
-
-    The list is not trusted: only PNG files directly in the directory match. Other files of a report are overwritten.
-    """
+    """Return the PNG files in the directory that an earlier report's measures.json, which is not trusted, lists."""
     try:
         listed = json.loads((output / _MEASURES).read_text(encoding="utf-8"))["files"]
         return [path for path in output.glob("*.png") if path.name in [*listed] and path.is_file()]

@@ -147,10 +147,7 @@ def _files(name: str) -> Iterator[str]:
 
 
 def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Return the files in a folder and in those inside it, in the order of their paths, without hidden ones.
-
-    At any time, the names of one folder and of those above it are held.
-    """
+    """Yield the files in and below a folder by their paths, without hidden ones and without a list of all of them."""
     if not folder.is_dir():
         return
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -163,10 +160,7 @@ def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _in_bucket(name: str) -> Iterator[str]:
-    """Return the objects that a pattern matches, or the images of a folder, in the bucket's order, page by page.
-
-    `FileSystems.match` would hold the list of all.
-    """
+    """Yield what a pattern matches, or the images of a folder, in the bucket's order, page by page."""
     system = FileSystems.get_filesystem(name)
     if re.search(r"[\[*?]", name):
         prefix = re.match(r"[^\[*?]*", name)[0]  # type: ignore[index]

@@ -197,10 +197,7 @@ def augment_colors(images: tf.Tensor, draws: tf.Tensor, *, jitter: float, three:
 
 
 def color_jitter(images: tf.Tensor, draws: tf.Tensor, amount: float) -> tf.Tensor:
-    """Brightness, contrast and saturation times factors between 1 - amount and 1 + amount: float32, draws (B, 3).
-
-    Grayscale images have no saturation.
-    """
+    """Brightness, contrast and, of RGB, saturation times factors of 1 - amount to 1 + amount: float32, draws (B, 3)."""
     layers = _layers()
     factors = 1.0 + amount * (2.0 * draws - 1.0)
     brightness, contrast, saturation = tf.unstack(factors, axis=1)

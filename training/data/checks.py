@@ -116,10 +116,7 @@ def _folders_alone(path: pathlib.Path) -> tuple[str, ...]:
 
 
 def check_list(listed: ListedFiles, path: pathlib.Path, on_bad_image: OnBadImage) -> None:
-    """Raise UserError unless the files of a CSV file exist; of a long one, the first are checked.
-
-    Images may be skipped, but not all of them.
-    """
+    """Raise UserError unless the files of a CSV file exist, of a long one the first; of skipped images, one must."""
     files = list(itertools.chain.from_iterable(listed.value_of.values()))
     missing = [file for file in files[:_MOST_LISTED] if not os.path.lexists(file)]
     if on_bad_image == "stop" or len(missing) == len(files):
@@ -128,10 +125,7 @@ def check_list(listed: ListedFiles, path: pathlib.Path, on_bad_image: OnBadImage
 
 
 def files_of(kind: str, pattern: str) -> list[str]:
-    """Return the TFRecord or tar files that a pattern matches, in order. Raises UserError if there is none.
-
-    So it does for compressed tar files, in which nothing can be read by its place.
-    """
+    """Return the TFRecord or uncompressed tar files that a pattern matches, in order. Raises UserError if none is."""
     ending, matching_files = _ENDINGS[kind], matching(pattern)
     compressed = [file for file in matching_files if kind == "tar" and file.endswith(_COMPRESSED)]
     files = sorted(file for file in matching_files if file.endswith(ending))
@@ -166,10 +160,7 @@ def split_of(*words: str) -> str | None:
 
 
 def files_of_splits(pattern: str, splits: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """Return the files of "train" and "test", from the split of each file; print those of none.
-
-    Raises UserError if there is no file of one of them.
-    """
+    """Return the files of "train" and "test", and print those of no split. Raises UserError if there is none of one."""
     files = {split: [file for file in splits if splits[file] == split] for split in ("train", "test")}
     if not all(files.values()):
         raise UserError(

@@ -68,10 +68,7 @@ class Split:
     """The group of each example (n,) int64, see `training.data.groups`; None where the split was not drawn by them."""
 
     def example(self, index: tf.Tensor, preprocessing: Preprocessing | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images.
-
-        preprocessing: of the model that the image is for; it says how files are decoded.
-        """
+        """int64 index -> (image uint8 (h, w, C), label int32), decoded as a model's preprocessing says."""
         image, label = self.read(index)
         return decoded(image, preprocessing), label
 
@@ -179,10 +176,7 @@ def decoded(image: tf.Tensor, preprocessing: Preprocessing | None = None) -> tf.
 
 
 def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
-    """Return of up to 32 images the median (height, width), the channels, and whether most have transparent pixels.
-
-    channels: 1 if all are gray, with or without an alpha, else 3.
-    """
+    """Return of up to 32 images the median (height, width), 1 or 3 channels, and whether most are transparent."""
     chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
     images = [split.example(tf.constant(index))[0].numpy() for index in chosen]
     heights, widths, channels = np.array([image.shape for image in images]).T
@@ -200,10 +194,7 @@ def random_subset(split: Split, num_examples: int, seed: int) -> Split:
 
 
 def balanced(split: Split) -> Split:
-    """Return a split in which all classes have as many examples as the largest: theirs, repeated in turn.
-
-    Raises UserError if the labels are not known without reading the examples.
-    """
+    """Return a split in which all classes repeat their examples up to the largest. Raises UserError without labels."""
     labels = _known_labels(split, "--balance repeats the images of small classes")
     of_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = max(map(len, of_class))
@@ -325,10 +316,7 @@ def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], whe
 def report_bad(
     problems: Collection[tuple[str, str]], what: str, advice="repair or remove them", on_bad_image: OnBadImage = "stop"
 ) -> None:
-    """Raise UserError for names with their problems, or print it where they are skipped; return if there is none.
-
-    The sentence names a few, and says how many have which problem; a file lists all.
-    """
+    """Raise UserError for a few of the names with problems, of which a file lists all, or print it if skipped."""
     if not problems:
         return
     named = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems, _MOST_NAMED))

@@ -183,10 +183,7 @@ class BoxBatches(DenseBatches):
 
 
 def random_geometry(original_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecipe) -> Geometry:
-    """Large-scale jitter ("Simple Copy-Paste", arXiv 2012.07177), a random window of it, and a flip.
-
-    original_size: height and width, (2,) int32.
-    """
+    """Large-scale jitter of (h, w) ("Simple Copy-Paste", arXiv 2012.07177), a random window of it, and a flip."""
     scale_seed, place_seed, flip_seed = tf.unstack(tf.random.split(seed, 3))
     original, target = tf.cast(original_size, tf.float32), tf.constant(recipe.image_size, tf.float32)
     low, high = recipe.scale_jitter

@@ -105,10 +105,7 @@ def _opened(
 
 
 def _say_separators(path: pathlib.Path, column: str, texts: Sequence[str]) -> None:
-    """Name a class with a bar in a column of one class, and one with a comma that may be several classes.
-
-    These are classes of their own, too, or no bar separates any classes.
-    """
+    """Name a class with a bar in a column of one class, and one with a comma that may be several classes."""
     with_bar = [text for text in texts if "|" in text]
     if column == ONE_CLASS and with_bar:
         print(f"{with_bar[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
@@ -178,10 +175,7 @@ def _class_files(path: pathlib.Path, *, least: int) -> Labels:
 
 
 def images_in(folder: pathlib.Path) -> list[str]:
-    """Return the images in a folder and the folders inside it; print how many other files there are.
-
-    Raises UserError if there is no image.
-    """
+    """Return the images in and below a folder; print how many files are others. Raises UserError without images."""
     images, others = _entries(folder)
     if others:
         print(others_line(others, str(folder)))
@@ -191,10 +185,7 @@ def images_in(folder: pathlib.Path) -> list[str]:
 
 
 def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Return the images in a folder and the folders inside it, and what else lies there, without what is hidden.
-
-    A link to a folder is one entry.
-    """
+    """Return images in and below a folder, and what else is there but hidden; a link to a folder is one entry."""
     entries = [entry for entry in folder.rglob("*") if not any(map(is_hidden, entry.relative_to(folder).parts))]
     if not is_remote(folder):  # else they are files
         entries = [entry for entry in entries if entry.is_symlink() or not entry.is_dir()]
@@ -345,10 +336,7 @@ def _of_shares(
 
 
 def _spread_tenth(shares: dict[str, dict[str, float]], draw: _Draw) -> dict[str, dict]:
-    """Keep every tenth file for evaluation, in the order of the rarest of their classes; return those of each split.
-
-    So each class has about a tenth of its images there.
-    """
+    """Keep every tenth file, by its rarest class, so that each class has about a tenth; return both splits."""
     counts = collections.Counter(name for own in shares.values() for name, share in own.items() if share)
 
     def place(file: str) -> tuple:

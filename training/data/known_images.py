@@ -81,11 +81,7 @@ def _refuse_split(run: Run, trained: str, advice: str) -> NoReturn:
 
 
 def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -> bool:
-    """Raise UserError where a rule keeps other images of the same data for evaluation than when a run was trained.
-
-    Warns of evaluation images that are training images of the run, wherever their files are now. Returns whether that
-    is known.
-    """
+    """`check_held_out`, then `warn_of_training_images` for the evaluation images; return whether these are known."""
     check_held_out(run, options, source)
     return warn_of_training_images(run, source.evaluation.digests, source.evaluation.name)
 

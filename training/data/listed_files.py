@@ -107,10 +107,7 @@ def check_columns(place_of: Mapping[str, int], wanted: Sequence[str], path: obje
 
 
 def used_splits(names: Collection[str], path: object) -> tuple[list[str], list[str]]:
-    """Return the names of splits to train on and to evaluate on, of which the first is used.
-
-    Raises UserError if there is none of either.
-    """
+    """Return the splits to train on and to evaluate on, of which the first is used. Raises UserError without any."""
     train, evaluation = ([name for name in known if name in names] for known in (TRAINING_NAMES, EVALUATION_NAMES))
     if not train or not evaluation:
         raise UserError(

@@ -110,9 +110,7 @@ def _has_several_crops(recipe: Recipe) -> TypeGuard[PretrainRecipe]:
 
 
 def training_order(split: Split, batch_size: int, rows: np.ndarray, seed: int) -> Callable:
-    """Return a function: number among the examples of these rows of every batch -> (index in the split, number in the
-    run), both int64.
-    """
+    """Number among the examples of these rows of every batch -> (index in the split, number in the run), int64."""
     per_epoch = steps_per_epoch(split, batch_size) * batch_size
 
     def shuffled(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -208,10 +206,7 @@ def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, pre
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """Return the part of an image that training shows, (height, width, channels), 0..255.
-
-    `resized_once` has resized images in float32.
-    """
+    """Return the part of an image that training shows, (height, width, C), 0..255; float32 has been resized already."""
     if data.dtype == tf.float32:
         return data if recipe.crop_from is None else augment.random_crop(data, seed, preprocessing.image_size)
     encoded = data.dtype == tf.string

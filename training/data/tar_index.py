@@ -107,10 +107,7 @@ class _Member(NamedTuple):
 
 
 def scan(path: str) -> tuple[np.ndarray, list[str]]:
-    """Return the images (n,) IMAGE of a tar file, with the numbers of their labels' texts, and these texts.
-
-    Raises UserError if it is no complete tar file of images with labels.
-    """
+    """Return the images (n,) IMAGE of a tar file, and the texts of their labels. Raises UserError for a damaged one."""
     size = file_size(path)
     return read_places(path, lambda read: _walk(path, size, read))
 
@@ -201,10 +198,7 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
 
 
 def _examples(members: Iterator[_Member], path: str) -> Iterator[dict[str, _Member]]:
-    """Yield the members of each example by their endings in lower case, without folders and what is hidden.
-
-    Raises UserError for two images or two labels with one ending.
-    """
+    """Yield the members of each example by ending, without folders and hidden. Raises UserError for equal names."""
     key, example = ("", ""), dict[str, _Member]()
     for member in members:
         folder, _, name = member.name.rpartition("/")

@@ -210,10 +210,7 @@ def _record_split(files: list[str], names: tuple[str, ...], on_bad_image: OnBadI
 
 
 def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the bytes of the data of each record (records,) int64, by the path.
-
-    Raises UserError for files that are no TFRecord files, or end within a record.
-    """
+    """Return the bytes of each record (records,) int64 by path. Raises UserError for files that are not TFRecord."""
     paths = sorted(set(paths))
     lengths: dict[str, np.ndarray] = {}
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:

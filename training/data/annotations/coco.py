@@ -78,10 +78,7 @@ class PanopticImage(NamedTuple):
     group: str = ""
 
     def segments(self, numbers: Mapping[int, int], size: tuple[int, int] | None = None) -> Segments:
-        """Return the segments, those without pixels among them; pixels of the id 0 belong to none.
-
-        Arguments as of `CocoImage.segments`; the PNG must have the size.
-        """
+        """Return the segments as `CocoImage.segments` does; pixels of the id 0 belong to none. The PNG has the size."""
         with open_mask(self.png, size, ("PNG",)) as mask:
             if png_samples(self.png)[0] > 8:
                 raise UserError(f"its {self.png.name} should hold ids of segments as colors of 8 bits, but has more")

@@ -127,10 +127,7 @@ def _may_know(run: Run, digests: np.ndarray) -> bool:
 
 
 def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int, int]:
-    """Return height and width in pixels of an image as it is seen.
-
-    Raises UserError if it is no image that we read, or not of the size that an annotation states; zeros state none.
-    """
+    """Return (height, width) of an image as it is seen. Raises UserError for none, and for another size than stated."""
     advice = "repair it, or remove it and its annotation"
     with explained(lambda why: f"The image {file} cannot be read ({why}); {advice}.", OSError, ValueError):
         data = file.read_bytes()

@@ -93,10 +93,7 @@ def ignored_sentence(pixels: np.ndarray, which: str) -> str:
 
 @contextlib.contextmanager
 def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collection[str]) -> Iterator[PIL.Image.Image]:
-    """Yield the image of a mask, seen upright, as its image is; it is decoded when its pixels are read.
-
-    Raises UserError for a file that cannot be read, and one whose height and width, by its header, are not `size`.
-    """
+    """Yield the image of a mask, seen upright and not decoded yet. Raises UserError unless it is one of the size."""
     unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", Exception)
     with unreadable, open_image(path, formats=formats) as image:  # decoders raise exceptions of many types
         turns = orientation(path.read_bytes())  # 1 for a TIFF file, which Pillow turns

@@ -69,10 +69,7 @@ class BoxData:
 
 
 def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> BoxedImages:
-    """Read a row for each box: path, x, y, w, h, label; one with a path alone for an image without objects.
-
-    A further column group may name the group of the image.
-    """
+    """Read rows of path, x, y, w, h, label and perhaps group; one with a path alone for an image without objects."""
     boxes: dict[pathlib.Path, list[Box]] = {}
     group_of: dict[pathlib.Path, str] = {}
     for path, sides, label, group in _csv_rows(file):
@@ -219,10 +216,7 @@ _READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxe
 
 
 def open_boxes(options: BoxesOptions, run: Run | None = None) -> BoxData:
-    """Read what `--data` names. Raises UserError for files that cannot be read, and for bad boxes unless clipped.
-
-    run: see `train_and_val`.
-    """
+    """Read what `--data` names; `run` as of `train_and_val`. Raises UserError for bad files and bad boxes."""
     path = options.path
     labels, splits = _READERS[options.kind](path, options.folder, options.allow_outside)
     splits = {name: sorted(images, key=lambda image: image.file) for name, images in splits.items()}

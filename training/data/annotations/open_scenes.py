@@ -139,10 +139,7 @@ def _checked_classes(
 
 
 def _facts_of(scenes: Sequence[Scene], task: SegmentationTask, contents: FileContents) -> dict[str, _Facts]:
-    """Read images, whose contents are noted, and their masks; return their facts by their files.
-
-    Raises UserError for those that cannot be read, or whose masks cannot be used.
-    """
+    """Read images, whose contents are noted, and masks; return facts by file. Raises UserError for unusable ones."""
     of_file, image_warnings = {str(scene.file): scene for scene in scenes}, ImageWarnings()
     facts: dict[str, _Facts] = {}
 
@@ -185,10 +182,7 @@ def _two_classes(scene: Scene, value: int) -> Scene:
 
 
 def _with_groups(scene: Scene, things: Sequence[int]) -> Scene:
-    """Return a scene whose pixels of a class that has objects, but of no object, are a crowd, as groups of Cityscapes.
-
-    things: the classes that have objects.
-    """
+    """Return a scene whose pixels of the classes `things`, but of no object, are a crowd, as groups of Cityscapes."""
 
     def segments(size: tuple[int, int]) -> Segments:
         own = scene.segments(size)
