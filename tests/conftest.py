@@ -52,11 +52,22 @@ def _exact_on_a_gpu():
 
 @pytest.fixture(autouse=True, scope="module")
 def _graphs_as_traced(request):
-    """To optimize the graph of a short training takes longer than its steps; the demo and the exports do it.
+    """To optimize the graph of a few images takes longer than to run it; the demo and the exports do it.
 
     So does the compilation of the form for a CPU, which the slow tests have.
     """
-    if request.path.parent.name not in ("loop", "objectives"):
+    folders = (
+        "data",
+        "detection",
+        "devices",
+        "experiments",
+        "loop",
+        "objectives",
+        "prediction",
+        "recipes",
+        "segmentation",
+    )
+    if request.path.parent.name not in folders:
         yield
         return
     import tensorflow as tf
