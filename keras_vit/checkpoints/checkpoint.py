@@ -35,14 +35,7 @@ from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import json_files, open_folder, open_safetensors, stored_image_size
-from keras_vit.models.config import (
-    Classes,
-    Classifier,
-    Gelu,
-    PositionEmbeddingKind,
-    ViTConfig,
-    convert_fields,
-)
+from keras_vit.models.config import Classes, Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, check_resampler, square_grid
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")

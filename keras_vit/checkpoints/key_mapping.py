@@ -87,10 +87,7 @@ POINTWISE = Transform(
     (4,), lambda s: _squeeze(s[:2], s, s[2:]), lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None]
 )
 POINTWISE_TORCH = Transform(
-    (4,),
-    lambda s: _squeeze(s[2:], s, (s[1], s[0])),
-    lambda a: a[:, :, 0, 0].T,
-    lambda w, heads: w.T[:, :, None, None],
+    (4,), lambda s: _squeeze(s[2:], s, (s[1], s[0])), lambda a: a[:, :, 0, 0].T, lambda w, heads: w.T[:, :, None, None]
 )
 # A token stored as a vector, and position embeddings as a matrix.
 TOKEN = Transform((1,), lambda s: (1, 1, *s), lambda a: a[None, None], lambda w, heads: w[0, 0])

@@ -28,11 +28,7 @@ from keras_vit.models.layers import (
 _GELU_KEEPS = 5
 # A sigmoid and its argument.
 _SIGMOID_KEEPS = 2
-_NORMS = (
-    keras.layers.LayerNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.BatchNormalization,
-)
+_NORMS = (keras.layers.LayerNormalization, keras.layers.GroupNormalization, keras.layers.BatchNormalization)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -327,10 +327,7 @@ class ViTConfig:
         yield width % heads, f"hidden_size must be a multiple of num_heads, but {width} is not one of {heads}."
         yield not 0.0 < epsilon < 1.0, f"layer_norm_epsilon must be between 0 and 1, but is {epsilon}."
         yield scale is not None and not 0.0 <= scale <= 1.0, f"layer_scale must be between 0 and 1, but is {scale}."
-        yield (
-            width % multiple,
-            f"Positions {positions!r} need a hidden_size that {multiple} divides, not {width}.",
-        )
+        yield (width % multiple, f"Positions {positions!r} need a hidden_size that {multiple} divides, not {width}.")
         yield (
             in_every_layer and not positions.startswith("learned"),
             f"{positions!r} positions are not for every layer.",

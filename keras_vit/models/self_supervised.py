@@ -237,9 +237,7 @@ class RandomMasking(keras.layers.Layer):
     def call(self, patches, training=False):
         batch, count = ops.shape(patches)[0], patches.shape[1]
         noise = keras.random.uniform(
-            (batch if training else 1, count),
-            dtype="float32",
-            seed=self.seed_generator if training else _FIXED_SEED,
+            (batch if training else 1, count), dtype="float32", seed=self.seed_generator if training else _FIXED_SEED
         )
         order = ops.argsort(noise, axis=-1)  # the visible patches come first
         places = ops.broadcast_to(ops.argsort(order, axis=-1), (batch, count))

@@ -17,16 +17,7 @@ from keras_vit.checkpoints.formats.layout import DEFAULTS
 from keras_vit.checkpoints.save import convert
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
-from tests.support import (
-    FIXTURES,
-    TINY,
-    TINY_IMAGE,
-    TINY_STEM,
-    assert_equal_weights,
-    loaded,
-    others_slow,
-    randomize,
-)
+from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, assert_equal_weights, loaded, others_slow, randomize
 
 # Files of every family, the settings that they do not contain, and their layout.
 FILES = {

@@ -13,11 +13,7 @@ from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import json_files, write_safetensors
 from keras_vit.models.blueprint import Blueprint
-from keras_vit.models.config import (
-    Gelu,
-    PositionEmbeddingKind,
-    ViTConfig,
-)
+from keras_vit.models.config import Gelu, PositionEmbeddingKind, ViTConfig
 from keras_vit.models.weight_resizing import Resampler
 
 if TYPE_CHECKING:

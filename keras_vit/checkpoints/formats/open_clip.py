@@ -64,11 +64,7 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
     # open_clip averages the patches of a model with a class token, too, unless its config says otherwise.
     pooling = ("classifier",) if "cls_token" in trunk else ()
     return dataclasses.replace(
-        layout,
-        rules=(*rules, projection),
-        biases=(),
-        ignored=_LAYOUT.ignored,
-        ambiguous=(*layout.ambiguous, *pooling),
+        layout, rules=(*rules, projection), biases=(), ignored=_LAYOUT.ignored, ambiguous=(*layout.ambiguous, *pooling)
     )
 
 

@@ -15,11 +15,7 @@ from keras_vit.checkpoints.formats.file_config import (
     sizes_in,
 )
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.checkpoints.formats.transformers.image_processor import (
-    PROCESSOR_FILES,
-    processor_config,
-    read_processor,
-)
+from keras_vit.checkpoints.formats.transformers.image_processor import PROCESSOR_FILES, processor_config, read_processor
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu
 

@@ -149,11 +149,7 @@ def mlp_ratio(config: ViTConfig) -> int:
 
 
 DINOV2 = config_json.HuggingFace(
-    _identify,
-    read_config=_read_config,
-    expressible=_expressible,
-    layout_for=_layout_for,
-    write_config=_write_config,
+    _identify, read_config=_read_config, expressible=_expressible, layout_for=_layout_for, write_config=_write_config
 )
 
 

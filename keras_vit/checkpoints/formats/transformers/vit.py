@@ -5,15 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_vit.checkpoints import key_mapping as keys
-from keras_vit.checkpoints.formats.file_config import (
-    FileConfig,
-    check_field,
-    is_side,
-    named_number,
-    number,
-    pair,
-    part,
-)
+from keras_vit.checkpoints.formats.file_config import FileConfig, check_field, is_side, named_number, number, pair, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
@@ -153,11 +145,7 @@ def _write_config(model: Blueprint) -> dict[str, dict]:
 
 
 VIT = config_json.HuggingFace(
-    _identify,
-    read_config=_read_config,
-    expressible=_expressible,
-    layout_for=_layout_for,
-    write_config=_write_config,
+    _identify, read_config=_read_config, expressible=_expressible, layout_for=_layout_for, write_config=_write_config
 )
 
 
