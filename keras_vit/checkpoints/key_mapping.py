@@ -118,6 +118,24 @@ def norm(name: str, key: str) -> tuple[Rule, Rule]:
     return Rule((f"{name}/scale",), f"{key}.weight"), Rule((f"{name}/bias",), f"{key}.bias")
 
 
+def indexed(
+    name: str, key: str, transform: Transform = SAME, leaves: tuple[str, str] = ("kernel", "bias")
+) -> tuple[Rule, ...]:
+    """The rules of a layer whose arrays are numbered, as in the files of Keras."""
+    return tuple(Rule((f"{name}/{leaf}",), f"{key}/{n}", transform) for n, leaf in enumerate(leaves))
+
+
+def indexed_norm(name: str, key: str) -> tuple[Rule, ...]:
+    """The rules of such a norm."""
+    return indexed(name, key, leaves=("scale", "bias"))
+
+
+def indexed_parts(names: tuple[str, ...], key: str) -> tuple[Rule, ...]:
+    """The rules of such dense layers that are one in the file."""
+    leaves = enumerate(("kernel", "bias"))
+    return tuple(Rule(tuple(f"{name}/{leaf}" for name in names), f"{key}/{n}", axis=-1) for n, leaf in leaves)
+
+
 UNIT = "block{s}/unit{u}/"
 BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
 

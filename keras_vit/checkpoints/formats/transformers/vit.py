@@ -26,15 +26,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "ijepa": _VIT,
 }
 # Of transformers' BitConfig.
-_BIT: dict[str, Any] = {
-    "layer_type": "preactivation",
-    "global_padding": None,
-    "num_groups": 32,
-    "hidden_act": "relu",
-    "output_stride": 32,
-    "embedding_dynamic_padding": False,
-    "depths": [3, 4, 6, 3],
-}
+_BIT: dict[str, Any] = {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False}
+_BIT |= {"num_groups": 32, "hidden_act": "relu", "output_stride": 32, "depths": [3, 4, 6, 3]}
 _POOLER = "ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False."
 # The keys of a block as the files have them, and as the modules of transformers 5 name them in memory.
 _NORMS = "layernorm_before", "layernorm_after"
