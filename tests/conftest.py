@@ -52,8 +52,8 @@ def _exact_on_a_gpu():
 
 @pytest.fixture(autouse=True, scope="module")
 def _graphs_as_traced(request):
-    """To optimize the graph of a short training takes longer than its steps; the demo and the exports do it."""
-    if request.path.parent.name not in ("loop", "objectives"):
+    """To optimize the graph of a few images takes longer than to run it; the demo and the exports do it."""
+    if request.path.parent.name not in ("data", "loop", "objectives", "prediction"):
         yield
         return
     import tensorflow as tf

@@ -23,8 +23,7 @@ from training.options.common import DataOptions, PipelineOptions, Runner, Traini
 from training.options.evaluate import EvaluateOptions
 from training.options.features import FeatureOptions, ProbeOptions
 
-# Until a host that does not answer counts as absent.
-_CONNECT_SECONDS = 5
+_CONNECT_SECONDS = 5  # until a host that does not answer counts as absent
 
 
 def check_data_service(options: TrainingOptions) -> None:

@@ -43,8 +43,7 @@ _LONGEST_JPEG = 65500  # pixels of a side, for libjpeg
 # Bits that cameras and scanners use of 16.
 _USED_BITS = (8, 10, 12, 16)
 _ORIENTATION, _UPRIGHT = 0x0112, 1  # of EXIF
-# Tags of TIFF, and a value.
-_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _WHITE_IS_ZERO = 258, 339, (262, 0)
+_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _WHITE_IS_ZERO = 258, 339, (262, 0)  # tags of TIFF, and a value
 # Files that each thread has at hand, and files that a message names.
 _AHEAD, _MOST_NAMED = 4, 10
 _HEIC = "HEIC, which needs the package pillow-heif"
@@ -60,14 +59,10 @@ _WORDS_OF = {
 class _Outcome(NamedTuple):
     """The outcome for a file."""
 
-    done: str
-    """A key of _WORDS_OF."""
-    note: str = ""
-    """A remark; the reason if the file is broken."""
-    format: str = ""
-    """JPEG or PNG."""
-    digest: bytes = b""
-    """The SHA-256 of the content."""
+    done: str  # a key of _WORDS_OF
+    note: str = ""  # a remark; the reason if the file is broken
+    format: str = ""  # JPEG or PNG
+    digest: bytes = b""  # the SHA-256 of the content
 
 
 def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
