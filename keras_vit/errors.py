@@ -33,10 +33,8 @@ class ParityError(RuntimeError):
 # Control characters, and those that change the direction of a line: what a terminal would obey.
 _CODES = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\r\t"}
-# Names of an error message.
-_MOST_NAMED = 3
-# Of the letters of two names in a path, how many must be alike.
-_LEAST_LIKE = 0.75
+_MOST_NAMED = 3  # names of an error message
+_LEAST_LIKE = 0.75  # of the letters of two names in a path, how many must be alike
 # What other codes call the parts of a model's name.
 _SYNONYMS = {
     "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "g",
@@ -85,13 +83,10 @@ def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path
     for number, part in enumerate(parts, 1):
         here = os.path.join(existing, part) if existing else part or os.sep
         if not os.path.exists(here):
-            fits = is_meant if number == len(parts) else os.path.isdir
-            try:
+            fits, names = is_meant if number == len(parts) else os.path.isdir, list[str]()
+            with contextlib.suppress(OSError):  # a file, or not to be read
                 names = [name for name in os.listdir(existing or os.curdir) if fits(os.path.join(existing, name))]
-            except OSError:  # a file, or not to be read
-                names = []
-            close = difflib.get_close_matches(part, names, 1, _LEAST_LIKE)
-            if not close:
+            if not (close := difflib.get_close_matches(part, names, 1, _LEAST_LIKE)):
                 return ""
             here = os.path.join(existing, close[0])
         existing = here
@@ -100,8 +95,7 @@ def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path
 
 def _parts(name: str) -> frozenset[str]:
     """Return the words and numbers of a name: "vit_base_patch16" has vit, b and 16."""
-    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
-    return frozenset(_SYNONYMS.get(word, word) for word in words) - {""}
+    return frozenset(_SYNONYMS.get(word, word) for word in re.findall(r"[a-z]+|[0-9]+", name.lower())) - {""}
 
 
 def _weight(parts: frozenset[str]) -> int:
@@ -197,19 +191,17 @@ def reading(
     return explained(lambda reason: f"{file!s:.500} cannot be read as {kind} ({reason[:120]}); {advice}.", *expected)
 
 
-# Whether a rule is broken, and what is said of it then.
-Rules = Iterable[tuple[object, str]]
+Rules = Iterable[tuple[object, str]]  # whether a rule is broken, and what is said of it then
 
 
-def refuse_first(rules: Rules, kind: type[Exception] = UserError) -> None:
-    """Raise an exception with the sentence of the first rule that is broken."""
+def refuse_first(rules: Rules) -> None:
+    """Raise UserError with the sentence of the first rule that is broken."""
     for is_broken, sentence in rules:
         if is_broken:
-            raise kind(sentence)
+            raise UserError(sentence)
 
 
-# Names of options, whether they have an effect, and what they apply to.
-Applies = tuple[Sequence[str], bool, str]
+Applies = tuple[Sequence[str], bool, str]  # names of options, whether they have an effect, and what they apply to
 
 
 def refuse_without_effect(options, applies: Iterable[Applies], named=None) -> None:
@@ -220,15 +212,8 @@ def refuse_without_effect(options, applies: Iterable[Applies], named=None) -> No
         applies: the fields that need another option.
         named: where the options come from, as a named recipe: its values, like those of the dataclass, may remain.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    given = {
-        name for name, unset in defaults.items() if getattr(options, name) not in (unset, getattr(named, name, unset))
-    }
-    refuse_first(
-        (
-            not apply and name in given,
-            f"--{name.replace('_', '-')} applies only to {owner}; give that, or leave it out.",
-        )
-        for names, apply, owner in applies
-        for name in names
-    )
+    unset = {field.name: field.default for field in dataclasses.fields(options)}
+    for name, owner in ((name, owner) for names, apply, owner in applies if not apply for name in names):
+        if getattr(options, name) not in (unset[name], getattr(named, name, unset[name])):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} applies only to {owner}; give that, or leave it out.")

@@ -57,10 +57,7 @@ def public_names(module: dict) -> tuple[Callable[[str], object], Callable[[], li
 
 
 def register_layers_with_keras() -> None:
-    """Register the layers with Keras, so that `keras.models.load_model` finds them.
-
-    If Keras is not imported yet, the layers are imported right after it.
-    """
+    """Register the layers, so that `keras.models.load_model` finds them: now, or right after Keras is imported."""
     if "keras" in sys.modules:
         _import_layers()
     else:

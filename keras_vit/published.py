@@ -78,14 +78,6 @@ resnetv2_50x1_bit.goog_distilled_in1k 224 82.820
 """
 
 
-def _of_timm() -> dict[str, PublishedAccuracy]:
-    rows = (line.split() for line in _TIMM.split("\n") if line)
-    return {
-        f"hf:timm/{name}": PublishedAccuracy(float(top1), "results-imagenet.csv of timm", int(pixels), None)
-        for name, pixels, top1 in rows
-    }
-
-
 ACCURACY: Mapping[str, PublishedAccuracy] = types.MappingProxyType(
     {
         "imagenet21k+imagenet2012/ViT-B_16": PublishedAccuracy(84.6, _VIT, 384),
@@ -111,7 +103,10 @@ ACCURACY: Mapping[str, PublishedAccuracy] = types.MappingProxyType(
     | _augreg(83.59, "B_32 aug_light1-wd_0.1-do_0.0-sd_0.0 0.01")
     | _augreg(79.58, "S_32 aug_none-wd_0.1-do_0.0-sd_0.0 0.01")
     | _augreg(75.40, "R_Ti_16 aug_none-wd_0.03-do_0.0-sd_0.0 0.03")
-    | _of_timm()
+    | {
+        f"hf:timm/{name}": PublishedAccuracy(float(top1), "results-imagenet.csv of timm", int(pixels), None)
+        for name, pixels, top1 in map(str.split, _TIMM.strip().splitlines())
+    }
 )
 
 # Millions of parameters and thousand millions of multiply-adds, at the size of _FAMILIES and with 1,000 classes where
@@ -236,20 +231,15 @@ class PublishedModel:
 def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[PublishedModel]:
     """Return the models whose names fit a wildcard, see `fitting`; with `pretrained`, those with checkpoints."""
     by_model: dict[str, list[str]] = {}
-    for checkpoint in official_names():
-        by_model.setdefault(_model_of(checkpoint), []).append(checkpoint)
-    for name, checkpoint in _HUB.items():
+    for name, checkpoint in [*((_model_of(each), each) for each in official_names()), *_HUB.items()]:
         by_model.setdefault(name, []).append(checkpoint)
     models = []
     for name in fitting(MODELS, wildcard):
-        checkpoints = tuple(by_model.get(name, ()))
+        checkpoints, families = tuple(by_model.get(name, ())), _FAMILIES.items()
         if checkpoints or not pretrained:
-            pixels, purpose, terms = next(
-                values for pattern, values in _FAMILIES.items() if fnmatch.fnmatchcase(name, pattern)
-            )
-            models.append(
-                PublishedModel(name, pixels, *_SIZES[name], purpose, checkpoints, terms if checkpoints else "")
-            )
+            pixels, purpose, terms = next(facts for pattern, facts in families if fnmatch.fnmatchcase(name, pattern))
+            terms = terms if checkpoints else ""
+            models.append(PublishedModel(name, pixels, *_SIZES[name], purpose, checkpoints, terms))
     return models
 
 
@@ -283,10 +273,9 @@ def upstream_checkpoint(model: str) -> str:
     }
     if model in upstream:
         return upstream[model]
-    near = f"the nearest models that have one are {nearest(model, upstream)}"
-    advice = (
-        f"give --checkpoint {checkpoints_of[model][0]}, or another model: {near}" if checkpoints_of[model] else near
-    )
+    advice = f"the nearest models that have one are {nearest(model, upstream)}"
+    if checkpoints_of[model]:
+        advice = f"give --checkpoint {checkpoints_of[model][0]}, or another model: {advice}"
     raise UserError(f"The official model {model!r} has no published ImageNet-21k checkpoint; {advice}.")
 
 
@@ -298,6 +287,5 @@ def _model_of(checkpoint: str) -> str:
         return "ViT-S_16-gap-norep"
     name = file.rpartition("/")[-1]
     if family == "bit":  # BiT-M-R50x1-ILSVRC2012, R50x1_224
-        size = next(part for part in name.replace("_", "-").split("-") if part[0] == "R")
-        return f"BiT-{size}"
+        return f"BiT-{next(part for part in re.split('[_-]', name) if part[0] == 'R')}"
     return name.removesuffix("-224")

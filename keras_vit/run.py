@@ -17,7 +17,7 @@ import subprocess
 import sys
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,29 +43,21 @@ if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
-# Training images, for calibration without the evaluation images.
-CALIBRATION = "calibration.npz"
+CALIBRATION = "calibration.npz"  # training images, for calibration without the evaluation images
 # Digests of the files of the training images, by which they are found among others.
 TRAINING_IMAGES = "training_images.npz"
-# The temperature that `keras-vit evaluate --calibrate` fitted.
-TEMPERATURE = "temperature.json"
-# Summary of the evaluation images by `keras-vit monitor`, which exports carry.
-MONITOR = "monitor.npz"
-# What the groups of its images change, for its report.
-SPLIT = "split.json"
-# Folder with the checkpoints of training.
-CHECKPOINTS = "checkpoints"
-# Field of config.json: `DataSet.fingerprint` of the data.
-IMAGES = "images_fingerprint"
-# Settings of another run that a message names.
-_MOST_DIFFERENCES = 5
+TEMPERATURE = "temperature.json"  # the temperature that `keras-vit evaluate --calibrate` fitted
+MONITOR = "monitor.npz"  # summary of the evaluation images by `keras-vit monitor`, which exports carry
+SPLIT = "split.json"  # what the groups of its images change, for its report
+CHECKPOINTS = "checkpoints"  # folder with the checkpoints of training
+IMAGES = "images_fingerprint"  # field of config.json: `DataSet.fingerprint` of the data
+_MOST_DIFFERENCES = 5  # settings of another run that a message names
 # Files of a run that could be taken for a model's.
 _OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION, UNKNOWN, PROMISE, MONITOR)
 _SAVED_MODEL = "saved_model.pb"
 # Files with a model, of ours or published. What is said of a pickle is more than that it is no run.
 _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", _SAVED_MODEL, f"*/{_SAVED_MODEL}")
-# Options of the data at their defaults.
-_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop", "group": "auto"}
+_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop", "group": "auto"}  # options of the data at their defaults
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,10 +224,7 @@ class Run:
 
     @property
     def classifier(self) -> "keras.Model":
-        """The model up to its logits (B, K).
-
-        Raises UserError for a model without a head, and where labels.txt names another number of classes.
-        """
+        """The model up to its logits (B, K). Raises UserError without a head, and for another number of labels."""
         from keras_vit.models.build import classifies, logits_model
 
         model = logits_model(self.model)
@@ -295,13 +284,9 @@ class Run:
     @functools.cached_property
     def class_names(self) -> tuple[str, ...]:
         """The class names that the model knows, else `labels`; empty if nothing names them. Loads the model."""
-        return self.labels if (classes := self._classes) is None else classes.labels
-
-    @functools.cached_property
-    def _classes(self) -> Classes | None:
         from keras_vit.models.build import saved_classes  # lazy: imports Keras
 
-        return saved_classes(self.model)
+        return self.labels if (classes := saved_classes(self.model)) is None else classes.labels
 
     def labels_of(self, num_classes: int) -> tuple[str, ...]:
         """Return the names of so many classes, or their numbers. Raises UserError if labels.txt names others."""
@@ -362,31 +347,24 @@ class Run:
     @functools.cached_property
     def promise(self) -> Promise | None:
         """Its promise about its answers; None unless `keras-vit evaluate --max-error` or `--coverage` fitted it."""
-        file = self.file(PROMISE) if self.image_size is None else None
-        if file is None:
-            return None
-        promise = read_promise(file)
-        fitted_to = promise.model_checksum, promise.temperature
-        self._check_fitted(file, fitted_to == (self.model_checksum, self.temperature), "evaluate")
-        return promise
+        return self._fitted(PROMISE, read_promise, "evaluate")
 
     @functools.cached_property
     def unknown(self) -> UnknownScorer | None:
         """The score of images of none of its classes; None unless `keras-vit unknown` fitted one at this image size."""
-        file = self.file(UNKNOWN) if self.image_size is None else None
-        if file is None:
-            return None
-        scorer = read_unknown(file)
-        self._check_fitted(file, scorer.model_checksum == self.model_checksum, "unknown")
-        return scorer
+        return self._fitted(UNKNOWN, read_unknown, "unknown")
 
-    @staticmethod
-    def _check_fitted(file: pathlib.Path, is_so: bool, command: str) -> None:
-        if not is_so:
+    def _fitted(self, name: str, read: Callable[[pathlib.Path], Any], command: str) -> Any:
+        """Return what a command has fitted to the model at its own image size; None without such a file."""
+        if self.image_size is not None or (file := self.file(name)) is None:
+            return None
+        fitted, temperature = read(file), self.temperature
+        if (fitted.model_checksum, getattr(fitted, "temperature", temperature)) != (self.model_checksum, temperature):
             raise UserError(
                 f"{file} was fitted to another model or temperature than this run has; repeat keras-vit {command}, or "
                 "remove it."
             )
+        return fitted
 
     # Its training
 

@@ -7,7 +7,7 @@ SavedModel and a TFLite file compute the same.
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -20,18 +20,14 @@ from keras_vit.promise import ANSWERED, LABEL_SET, Promise
 if TYPE_CHECKING:
     import keras
 
-# How many classes of an image are shown, and counted by the top-5 accuracy.
-TOP_K = 5
-# The probability from which on an image of several classes has a class, unless another is given.
-_HALF = 0.5
+TOP_K = 5  # how many classes of an image are shown, and counted by the top-5 accuracy
+_HALF = 0.5  # the probability from which on an image of several classes has a class, unless another is given
 
 UnknownKind = Literal["max-logit", "energy", "knn", "mahalanobis", "combined"]
 KINDS: tuple[UnknownKind, ...] = get_args(UnknownKind)
 UNKNOWN = "unknown.npz"
-# The output of exported files.
-UNKNOWN_SCORE = "unknown_score"
-# The cosine of an image and its nearest training images counts at the last of these.
-NEIGHBORS = 5
+UNKNOWN_SCORE = "unknown_score"  # the output of exported files
+NEIGHBORS = 5  # the cosine of an image and its nearest training images counts at the last of these
 # What each kind needs beside the model.
 _ARRAYS: dict[UnknownKind, tuple[str, ...]] = {
     "max-logit": (),
@@ -102,28 +98,15 @@ class Scoring:
         names = labels or [f"class {number}" for number in range(logits.shape[-1])]
         probabilities = self.probabilities(logits)
         order = np.argsort(-probabilities, axis=-1, kind="stable")
-        ranked = tuple(
-            self._ranked(row[best], [names[k] for k in best]) for row, best in zip(probabilities, order, strict=True)
-        )
-        return (
-            ranked if self.promise is None else self._promised(ranked, self.promise.decide(probabilities), order, names)
-        )
-
-    @staticmethod
-    def _promised(
-        ranked: Sequence[RankedClasses], decisions: Mapping[str, Any], order: np.ndarray, names: Sequence[str]
-    ) -> tuple[RankedClasses, ...]:
-        """Return ranked classes with the decisions of `Promise.decide` on them; order: (n, K), the likeliest first."""
-        answered, listed = (decisions.get(output) for output in (ANSWERED, LABEL_SET))
-        sure = [None] * len(ranked) if answered is None else np.asarray(answered).tolist()
-        sets = [None] * len(ranked) if listed is None else np.asarray(listed)
+        decisions = {} if self.promise is None else self.promise.decide(probabilities)
+        answered, listed = (np.asarray(decisions[o]) if o in decisions else None for o in (ANSWERED, LABEL_SET))
         return tuple(
             dataclasses.replace(
-                each,
-                is_answered=is_answered,
-                label_set=None if own is None else tuple(names[k] for k in best if own[k]),
+                self._ranked(probabilities[row, best], [names[k] for k in best]),
+                is_answered=None if answered is None else bool(answered[row]),
+                label_set=None if listed is None else tuple(names[k] for k in best if listed[row, k]),
             )
-            for each, is_answered, own, best in zip(ranked, sure, sets, order, strict=True)
+            for row, best in enumerate(order)
         )
 
     def _ranked(self, probabilities: np.ndarray, names: Sequence[str]) -> RankedClasses:
@@ -289,10 +272,7 @@ def read_unknown(path: str | os.PathLike) -> UnknownScorer:
 
 
 def features_and_logits(model: "keras.Model") -> "keras.Model":
-    """Return the model with what its head reads: images (B, h, w, C) -> {"pre_logits": (B, D), "logits": (B, K)}.
-
-    Raises UserError for a model without such a head.
-    """
+    """Images (B, h, w, C) -> {"pre_logits": (B, D), "logits": (B, K)}. Raises UserError for a model without these."""
     from keras_vit.models.build import intermediates
 
     return intermediates(model, ["pre_logits", "logits"])

@@ -43,8 +43,7 @@ _LONGEST_JPEG = 65500  # pixels of a side, for libjpeg
 # Bits that cameras and scanners use of 16.
 _USED_BITS = (8, 10, 12, 16)
 _ORIENTATION, _UPRIGHT = 0x0112, 1  # of EXIF
-# Tags of TIFF, and a value.
-_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _WHITE_IS_ZERO = 258, 339, (262, 0)
+_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _WHITE_IS_ZERO = 258, 339, (262, 0)  # tags of TIFF, and a value
 # Files that each thread has at hand, and files that a message names.
 _AHEAD, _MOST_NAMED = 4, 10
 _HEIC = "HEIC, which needs the package pillow-heif"
@@ -58,16 +57,10 @@ _WORDS_OF = {
 
 
 class _Outcome(NamedTuple):
-    """The outcome for a file."""
-
-    done: str
-    """A key of _WORDS_OF."""
-    note: str = ""
-    """A remark; the reason if the file is broken."""
-    format: str = ""
-    """JPEG or PNG."""
-    digest: bytes = b""
-    """The SHA-256 of the content."""
+    done: str  # a key of _WORDS_OF
+    note: str = ""  # a remark; the reason if the file is broken
+    format: str = ""  # JPEG or PNG
+    digest: bytes = b""  # the SHA-256 of the content
 
 
 def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
@@ -79,7 +72,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
     counts: collections.Counter[str] = collections.Counter()
-    reasons: collections.Counter[str] = collections.Counter()
+    reasons: set[str] = set()
     broken: list[str] = []
     moved: list[str] = []
     first: dict[bytes, pathlib.Path] = {}
@@ -90,7 +83,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
             name, done, note, written = file.relative_to(folder), outcome.done, outcome.note, ""
             original = first.setdefault(outcome.digest, name) if outcome.digest else name
             if done == "broken":
-                reasons[note] += 1
+                reasons.add(note)
                 broken += [f"{shown(str(name))} ({note})"] if len(broken) < _MOST_NAMED else []
             elif original != name:
                 done, note = "copy", f"of {shown(str(original))}"
@@ -107,7 +100,11 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
         print(markdown_table(["", "files"], rows, num_text_columns=1))
         if broken:
             more = "; …" if counts["broken"] > len(broken) else ""
-            print(f"Broken: {'; '.join(broken)}{more}{_advice(reasons, output)}")
+            if _HEIC in reasons:
+                more += (
+                    f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again"
+                )
+            print(f"Broken: {'; '.join(broken)}{more}.")
         check_some_read(len(first))
     if moved:
         print(
@@ -115,13 +112,6 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
             f"image that is kept, such as {moved[0]}; check which folder is right."
         )
     print(f"{output} has the images, and {output / TABLE} says of each what was done.")
-
-
-def _advice(reasons: collections.Counter[str], output: pathlib.Path) -> str:
-    """Return the end of a sentence on broken files."""
-    if _HEIC not in reasons:
-        return "."
-    return f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again."
 
 
 def _outcomes(
@@ -238,15 +228,13 @@ def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
 
 
 def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
-    """Return the tags of a TIFF; of other files none."""
     return getattr(image, "tag_v2", {})
 
 
 def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]:
-    """Return the values of a gray image (h, w) int64 and how many bits they have.
+    """Return the values of a gray image (h, w) int64 and how many bits they have. Raises ValueError for signed colors.
 
-    Raises ValueError for signed colors. Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as
-    signed ones.
+    Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as signed ones.
     """
     tags, pixels = _tags(image), np.asarray(image)
     bits = int(tags.get(_BITS_PER_SAMPLE, (16,))[0])

@@ -151,10 +151,7 @@ def _print_list(noun: str, arguments: Sequence[str]) -> None:
 
 
 def _model_lines(wildcard: str) -> list[str]:
-    """Return a table of the models that fit: the usual ones first; those for tests only where they are named.
-
-    Of one model, all checkpoints; of several, the first of each, as wide as the terminal.
-    """
+    """Return a table of the models that fit, the usual first: of one all checkpoints, of several the first of each."""
     models = find_models(wildcard)
     models = [model for model in models if model.purpose != "tests"] or models
     models.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))

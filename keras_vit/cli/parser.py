@@ -23,8 +23,7 @@ from keras_vit.cli.start import as_typed, colors_allowed
 from keras_vit.errors import UserError, refuse_first
 
 Options = TypeVar("Options")
-# The fields that lead to an option -> its value.
-Given = dict[tuple[str, ...], Any]
+Given = dict[tuple[str, ...], Any]  # the fields that lead to an option -> its value
 # A variable of the environment with which a command prints the names of its options alone, for completion in a shell;
 # with the value "table", their Markdown table, for the pages.
 OPTIONS_ALONE = "KERAS_VIT_OPTIONS"
@@ -201,16 +200,12 @@ def _type_name(hint: Any) -> str:
 
 
 def arguments_of(options: Any, *without: str) -> list[str]:
-    """Return the fields of an options dataclass as a command line, without the defaults and the fields named.
-
-    Only for texts, numbers and tuples of them.
-    """
+    """Return fields of an options dataclass, texts and numbers, as a command line, without defaults and `without`."""
     arguments = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if value != field.default and field.name not in without:
-            several = value if isinstance(value, tuple) else (value,)
-            arguments += [option_name(field.name), *map(str, several)]
+            arguments += [option_name(field.name), *map(str, value if isinstance(value, tuple) else (value,))]
     return arguments
 
 
@@ -256,9 +251,8 @@ def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: 
     values = {}
     for field in dataclasses.fields(options_class):
         default = _default(field, defaults)
-        nested = _nested_class(_hints(options_class)[field.name], default)
-        if nested:
-            inner = {} if default is dataclasses.MISSING else _values(default)
+        if nested := _nested_class(_hints(options_class)[field.name], default):
+            inner = {} if default is dataclasses.MISSING else vars(default)
             default = _built(nested, given, inner, (*path, field.name))
         values[field.name] = given.get((*path, field.name), default)
     options = options_class(**values)
@@ -273,7 +267,7 @@ def _options(
         default, hint = _default(field, defaults), _hints(options_class)[field.name]
         dashed, types_of_field = prefix + field.name.replace("_", "-"), _union(hint)
         if nested := _nested_class(hint, default):
-            inner = {} if default is dataclasses.MISSING else _values(default)
+            inner = {} if default is dataclasses.MISSING else vars(default)
             own_prefix = f"{dashed}." if len(types_of_field) > 1 else prefix
             yield from _options(nested, inner, (*path, field.name), own_prefix)
         elif not any(map(dataclasses.is_dataclass, types_of_field)):
@@ -284,10 +278,6 @@ def _default(field: dataclasses.Field, defaults: Mapping[str, Any]) -> Any:
     if field.name in defaults:
         return defaults[field.name]
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def _values(instance: Any) -> dict[str, Any]:
-    return {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
 
 
 def _nested_class(hint: Any, default: Any) -> type | None:

@@ -16,8 +16,7 @@ import tqdm
 SILENT_SECONDS, _LOOK_SECONDS = 30.0, 1.0
 
 Item = TypeVar("Item")
-# Those that are shown now, the innermost one last.
-_OPEN: "list[Progress]" = []
+_OPEN: "list[Progress]" = []  # those that are shown now, the innermost one last
 
 
 class Progress:

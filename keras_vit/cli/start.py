@@ -222,10 +222,7 @@ def as_typed(text: str) -> str:
 
 
 def print_next(commands: Sequence[Sequence[str]]) -> None:
-    """Print commands to go on with, each of which runs when it is pasted into the shell.
-
-    commands: of each, its name and its arguments, as they are without quotes.
-    """
+    """Print commands to go on with, each of its name and arguments, as they are pasted into the shell."""
     print("Next:")
     for command in commands:
         print(f"  {_program()} {shlex.join(command)}")

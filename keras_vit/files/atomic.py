@@ -25,14 +25,10 @@ from keras_vit.files.remote import RemotePath, is_remote
 # Name of the file that a process locks while it writes into a folder, or its ending.
 LOCK = ".lock"
 _BUILDING = ".building"
-# Of uploads, and of earlier versions.
-_TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
-# Seconds to wait for the lock of another process: one that was just killed holds it a moment longer.
-_WAIT = 5.0
-# Times that a folder may be removed between its creation and that of the lock in it.
-_ATTEMPTS = 100
-# Errors of a file system without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+_TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")  # of uploads, and of earlier versions
+_WAIT = 5.0  # seconds to wait for the lock of another process: one that was just killed holds it a moment longer
+_ATTEMPTS = 100  # times that a folder may be removed between its creation and that of the lock in it
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # errors of a file system without locks
 
 
 def is_temporary(path: pathlib.Path) -> bool:
@@ -60,7 +56,7 @@ def _stage(folder: pathlib.Path, name: str | None = None) -> Iterator[pathlib.Pa
     unique = secrets.token_hex(8) if name is None else hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
     stage = building / unique
     try:
-        with _locked(_lock_of(stage)):
+        with _locked(stage.with_suffix(LOCK)):
             try:
                 shutil.rmtree(stage, ignore_errors=True)  # of a process that was killed while this one waited
                 stage.mkdir(parents=True)
@@ -90,13 +86,22 @@ def _remove_abandoned(building: pathlib.Path) -> None:
         building.rmdir()
 
 
-def _lock_of(stage: pathlib.Path) -> pathlib.Path:
-    return stage.with_suffix(LOCK)
-
-
 def _remove(stage: pathlib.Path) -> None:
     shutil.rmtree(stage, ignore_errors=True)
-    _lock_of(stage).unlink(missing_ok=True)
+    stage.with_suffix(LOCK).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _created(folder: pathlib.Path) -> Iterator[None]:
+    """Create a folder, with those above it, and at the end remove those of them that are empty."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in created:
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
 
 
 @contextlib.contextmanager
@@ -157,7 +162,7 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _check_free(path: pathlib.Path) -> None:
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None):
         raise UserError(f"{path} exists by now; choose another folder, or delete it.")
 
 
@@ -174,16 +179,9 @@ def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
             yield pathlib.Path(local)
             upload_folder(pathlib.Path(local), directory)
         return
-    created = [path for path in (directory, *directory.parents) if not path.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with _stage(directory) as stage:
-            yield stage
-            _move_content(stage, directory)
-    finally:
-        for path in created:
-            with contextlib.suppress(OSError):  # not empty after success
-                path.rmdir()
+    with _created(directory), _stage(directory) as stage:
+        yield stage
+        _move_content(stage, directory)
 
 
 def _move_content(folder: pathlib.Path, directory: pathlib.Path) -> None:
@@ -220,11 +218,9 @@ def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
         print(f"{folder} has no locks; make sure that no other process trains there.")
         yield
         return
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
     lock = filelock.FileLock(file, timeout=_WAIT, fallback_to_soft=False)
-    try:
+    with _created(folder):
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -241,10 +237,6 @@ def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
         finally:
             file.unlink(missing_ok=True)  # before the release: a waiter looks for it again
             lock.release()
-    finally:
-        for path in created:
-            with contextlib.suppress(OSError):  # not empty
-                path.rmdir()
 
 
 def check_unlocked(folder: pathlib.Path) -> None:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 # Bytes: of a file on one image, of one on many images, and of YAML, of which PyYAML reads 60 to 500 kB in a second.
 LARGEST_SMALL, LARGEST, _LARGEST_YAML = 2**20, 2**30, 2**19
-# Levels of lists, objects and elements inside each other.
-_DEEPEST = 32
+_DEEPEST = 32  # levels of lists, objects and elements inside each other
 # Explicit tags of a YAML file that change nothing, since every scalar is read as text.
 _PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
@@ -134,8 +133,7 @@ def read_xml(file: pathlib.Path) -> "Element":
 class Rule:
     """Values of a kind that is no type of Python."""
 
-    words: str
-    """Such a value in a sentence, such as "a whole number"."""
+    words: str  # such a value in a sentence, such as "a whole number"
     fits: Callable[[Any], bool]
 
 

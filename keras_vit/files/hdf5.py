@@ -18,8 +18,7 @@ from keras_vit.files.lazy_array import ByteStream, LazyArray
 # Bytes of the JSON text in which a file of Keras 2 describes its model.
 _LARGEST_CONFIG = 2**22
 _BFLOAT16 = np.dtype("V2")
-# The weights of a model in a folder that Keras wrote.
-WEIGHTS = "model.weights.h5"
+WEIGHTS = "model.weights.h5"  # the weights of a model in a folder that Keras wrote
 
 
 def weights_file(path: pathlib.Path) -> pathlib.Path:

@@ -20,16 +20,13 @@ from keras_vit.files.remote import local_copy, to_path
 if TYPE_CHECKING:
     import keras
 
-# The trained model of a run directory.
-MODEL = "model.keras"
-# The end of the name of a file of weights.
-KERAS_WEIGHTS = ".weights.h5"
+MODEL = "model.keras"  # the trained model of a run directory
+KERAS_WEIGHTS = ".weights.h5"  # the end of the name of a file of weights
 
 # What is raised for a .keras file that is cut off or has other bytes.
 # NotImplementedError: of zipfile, for versions and compressions that it does not know.
 _OF_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
-# Bytes of a .keras file's members for each of its own; Keras does not compress them.
-_LARGEST_RATIO = 20
+_LARGEST_RATIO = 20  # bytes of a .keras file's members for each of its own; Keras does not compress them
 
 
 def is_keras_model(path: pathlib.Path) -> bool:
@@ -118,10 +115,7 @@ def _problem(path: pathlib.Path, error: Exception) -> str:
 
 
 def check_weights_in(archive: zipfile.ZipFile) -> None:
-    """Raise ValueError if an HDF5 file in a .keras file declares more bytes than it has, or reads other files.
-
-    Keras writes arrays uncompressed, and would allocate whatever one declares.
-    """
+    """Raise ValueError if an HDF5 file in a .keras file declares more bytes than it has, or reads other files."""
     import h5py
 
     for member in archive.infolist():

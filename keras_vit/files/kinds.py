@@ -101,10 +101,8 @@ def _why_unreadable(path: pathlib.Path, kind: Kind) -> str:
             "model as a .keras file: model.save('model.keras')."
         )
     if kind == "unknown" and not is_remote(path):
-        what, advice = _other_format(first_bytes(path, _FIRST_BYTES)) or (
-            "of no format that is known here",
-            _GIVE_MODEL,
-        )
+        unknown = "of no format that is known here", _GIVE_MODEL
+        what, advice = _other_format(first_bytes(path, _FIRST_BYTES)) or unknown
         return f"{name} is {what}; {advice}."
     return ""
 

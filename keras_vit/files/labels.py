@@ -17,8 +17,7 @@ _KIND, _ADVICE = "UTF-8 text with a class in each line", "save it as such"
 def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
     """Read the class names of a text file."""
     with reading(path, _KIND, advice=_ADVICE):
-        data = read_bytes(to_path(path))
-    return parse_labels(data, path)
+        return parse_labels(read_bytes(to_path(path)), path)
 
 
 def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
@@ -42,10 +41,7 @@ def check_number(labels: Sequence[str], path: str | os.PathLike, num_classes: in
 
 
 def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of classes, by which reports name them.
-
-    Raises UserError if one is empty or there twice, or has a line break, which ends it in labels.txt.
-    """
+    """Return the names of classes. Raises UserError for an empty one, one that is there twice or has a line break."""
     for name, count in collections.Counter(names).items():
         if count > 1 or not name.strip() or {"\n", "\r"} & {*name}:
             problem = f"the class {name!r:.80} {'twice' if count > 1 else 'with a line break'}"
@@ -65,23 +61,15 @@ def composed(name: str) -> str:
 
 
 def check_classes(
-    of_model: Sequence[str],
-    of_data: Sequence[str],
-    model: str = "The run",
-    advice: str = "evaluate on data with the same classes",
+    of_model: Sequence[str], of_data: Sequence[str], model="The run", advice="evaluate on data with the same classes"
 ) -> None:
     """Raise UserError unless a model, as a sentence begins with it, and the data have the same classes in one order."""
     of_model, of_data = (tuple(map(composed, names)) for names in (of_model, of_data))
     if of_model == of_data:
         return
-    only = [
-        f"only {where} {', '.join(names[:5])}{' …' if names[5:] else ''}"
-        for where, names in (
-            (f"{model[0].lower()}{model[1:]} has", sorted(set(of_model) - set(of_data))),
-            ("the data have", sorted(set(of_data) - set(of_model))),
-        )
-        if names
-    ]
+    both = (f"{model[0].lower()}{model[1:]} has", of_model, of_data), ("the data have", of_data, of_model)
+    different = [(where, sorted({*own} - {*others})) for where, own, others in both]
+    only = [f"only {where} {', '.join(names[:5])}{' …' if names[5:] else ''}" for where, names in different if names]
     raise UserError(
         f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "
         f"{' and '.join(only) or 'the same in another order'}; {advice}."

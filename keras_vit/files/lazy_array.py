@@ -32,15 +32,12 @@ class LazyArray:
     """An array of a file: key, shape and dtype come from the headers, the values are read on demand."""
 
     key: str
-    file_shape: tuple[int, ...]
-    """Shape in the file; `shape` is that of the part."""
+    file_shape: tuple[int, ...]  # shape in the file; `shape` is that of the part
     dtype: np.dtype
     open: Callable[[], contextlib.AbstractContextManager[ByteStream]]
     """Opens a stream of the values. On exit, after all have been read, it raises UserError for a wrong checksum."""
-    fortran_order: bool = False
-    """Whether the first axis varies fastest."""
-    part: int | None = None
-    """Index along the first axis if this is one part of a stacked array; affects only `shape`."""
+    fortran_order: bool = False  # whether the first axis varies fastest
+    part: int | None = None  # index along the first axis if this is one part of a stacked array; affects only `shape`
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,10 +67,7 @@ class LazyArray:
         return array
 
     def fill(self, target: np.ndarray) -> None:
-        """Read the complete array into `target`, a float32 array of its shape with any strides.
-
-        Raises UserError for values that are not finite.
-        """
+        """Read the array into a float32 array of its shape with any strides. Raises UserError for values not finite."""
         self._read(target, self._as_float32)
 
     def check(self) -> None:
@@ -87,10 +81,7 @@ class LazyArray:
             target[index] = convert(block)
 
     def _blocks(self) -> Iterator[tuple[tuple, np.ndarray]]:
-        """(index, values) in the order of the file; the values are valid until the next block.
-
-        In Fortran order, indices are those of the transposed array.
-        """
+        """(index, values until the next block) in the order of the file; in Fortran order, of the transposed array."""
         shape = (self.file_shape[::-1] if self.fortran_order else self.file_shape) or (1,)
         buffer = np.empty(min(self.num_bytes, _BLOCK), np.uint8)
         with self.open() as stream:

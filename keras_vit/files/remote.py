@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 from keras_vit.errors import UserError, near_path, reason_of
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
-# Seconds before the second and each later attempt, half of it at random.
-PAUSES = (0.1, 0.4, 1.6, 6.4)
+PAUSES = (0.1, 0.4, 1.6, 6.4)  # seconds before the second and each later attempt, half of it at random
 # Names of TensorFlow's errors that another attempt does not change, and the errno of each.
 _LASTING = {
     "NotFoundError": errno.ENOENT,
@@ -232,13 +231,14 @@ def output_folder(output: str | os.PathLike) -> pathlib.Path:
 
     Creates nothing. Of a directory in a bucket, only whether the bucket answers.
     """
-    folder = to_path(output)
+    folder, problem = to_path(output), ""
     remote = is_remote(folder)
     nearest = folder if remote else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    problem = "an address to download from" if is_web(folder) else ""
-    if not problem and (nearest.is_file() or not (remote or nearest.is_dir())):
+    if is_web(folder):
+        problem = "an address to download from"
+    elif nearest.is_file() or not (remote or nearest.is_dir()):
         problem = "a file"
-    if not (problem or remote or os.access(nearest, os.W_OK | os.X_OK)):
+    elif not (remote or os.access(nearest, os.W_OK | os.X_OK)):
         problem = "not writable"
     if problem:
         raise UserError(f"{nearest} is {problem}; --output accepts a directory that can be written.")

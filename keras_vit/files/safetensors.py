@@ -136,10 +136,7 @@ def _open_values(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
 def write_safetensors(
     path: pathlib.Path, arrays: Mapping[str, np.ndarray], image_size: tuple[int, int] | None = None
 ) -> None:
-    """Write a file that PyTorch reads, atomically; with an `image_size`, `stored_image_size` reads it.
-
-    Raises OSError if the disk does not take it.
-    """
+    """Write a file that PyTorch reads, atomically. Raises OSError. image_size: for `stored_image_size`."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -157,10 +154,7 @@ def write_safetensors(
 
 
 def overwrite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Replace the values of those arrays that a file has, in its dtypes; all other bytes stay. Returns their keys.
-
-    The shapes must be equal. Values become the nearest ones of the dtype.
-    """
+    """Replace the values of those arrays of equal shapes that a file has, in its dtypes, and return their keys."""
     stored = {key: array for key, array in open_safetensors(path).items() if key in arrays}
     with open(path, "r+b") as stream:
         header_size = int.from_bytes(stream.read(8), "little")

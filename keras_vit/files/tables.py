@@ -9,8 +9,7 @@ from typing import TextIO
 
 from keras_vit.errors import printable
 
-# Characters of a column; a longer text is not aligned.
-_WIDEST = 60
+_WIDEST = 60  # characters of a column; a longer text is not aligned
 # How a formula begins, also in full width; numbers begin so too. A quote before it is doubled, so that it stays.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
@@ -73,10 +72,7 @@ def cell_of_csv(text: str) -> str:
 
 
 def rounded_to(value: float, interval: Sequence[float]) -> tuple[str, str]:
-    """Return a value and its interval as texts, rounded so that the width of the interval has two digits.
-
-    An example is 0.983, 0.969 to 0.994.
-    """
+    """Return a value and its interval, such as 0.983, 0.969 to 0.994: the width of the interval has two digits."""
     width = interval[1] - interval[0]
     digits = min(max(2 - math.ceil(math.log10(width)), 0), 6) if width > 0.0 else 3
     return f"{value:.{digits}f}", f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f}"

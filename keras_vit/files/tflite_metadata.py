@@ -19,14 +19,12 @@ from keras_vit.files.labels import LABELS, parse_labels
 ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 _METADATA, _NORMALIZATION = b"TFLITE_METADATA", 1
-# What `keras-vit tflite` writes into every description.
-_OWN = b"; weights: "
+_OWN = b"; weights: "  # what `keras-vit tflite` writes into every description
 # In the description of a model whose probabilities are the sigmoid of its logits.
 SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
 # In the description of the model of a calibrated run.
 _CALIBRATED = re.compile(rb"; calibrated: softmax\(logits / ([0-9.e+-]{1,20})\)")
-# The most bytes of the associated file of the class names that are read.
-_MOST_BYTES = 2**24
+_MOST_BYTES = 2**24  # the most bytes of the associated file of the class names that are read
 # In the description of the input: what earlier versions wrote, and what `preprocessing_text` writes.
 _RESIZE = re.compile(rb"; resize: ([a-z-]+)(?:, crop_from: ([0-9]{1,5}))?$")
 _PREPROCESSING = re.compile(rb"; preprocessing: (\{[^{}]{1,2000}\})$")
@@ -84,13 +82,8 @@ def _read(content: bytes) -> TFLiteMetadata | None:
             description = _text(model, 1)
             several = SEVERAL_CLASSES.encode() in description if _OWN in description else None
             image = _vector(_vector(model, 3)[0], 2)[0]  # of subgraph_metadata, input_tensor_metadata
-            calibrated = _CALIBRATED.search(description)
-            return TFLiteMetadata(
-                _value_range(image),
-                _preprocessing(_text(image, 1)),
-                several,
-                float(calibrated[1]) if calibrated else None,
-            )
+            temperature = float(match[1]) if (match := _CALIBRATED.search(description)) else None
+            return TFLiteMetadata(_value_range(image), _preprocessing(_text(image, 1)), several, temperature)
     return None
 
 

@@ -120,8 +120,7 @@ def _stated_checksums(headers: http.client.HTTPMessage) -> dict[str, str]:
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    linked_etag: str | None = None
-    """Hugging Face states the hash in the answer that redirects to the storage."""
+    linked_etag: str | None = None  # Hugging Face states the hash in the answer that redirects to the storage
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         stays_local = is_local(req.full_url) and is_local(newurl)

@@ -26,15 +26,12 @@ from keras_vit.errors import UserError
 from keras_vit.images.formats import LARGEST_IMAGE, USUAL_SCANS, format_problem, image_format, is_gif, orientation
 from keras_vit.images.formats import formats as supported
 
-# Maximum size of a file in bytes.
-_LARGEST_FILE = 2**30
-# Values of 16 bits below this are nearly black in 8 bits.
-_DARK = 4096
+_LARGEST_FILE = 2**30  # maximum size of a file in bytes
+_DARK = 4096  # values of 16 bits below this are nearly black in 8 bits
 # A graph is traced in about a second, in which a hundred images are decoded without one.
 _WITHOUT_GRAPH = 64
 _decoded = itertools.count()
-# One graph for all threads, each of which would make its own.
-_making = threading.Lock()
+_making = threading.Lock()  # one graph for all threads, each of which would make its own
 
 
 class TooManyPixels(ValueError):
@@ -169,10 +166,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def decode_with_pillow(data: bytes, *, upright: bool, most_pixels: int = LARGEST_IMAGE) -> np.ndarray:
-    """Decode the bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
-
-    Raises any of Pillow's errors for a damaged file.
-    """
+    """As `decode_file`, but raises any of Pillow's errors for a damaged file."""
     if image_format(data) == "PNG":
         check_png(data)
     with open_image(data, most_pixels=most_pixels) as image:
@@ -181,30 +175,24 @@ def decode_with_pillow(data: bytes, *, upright: bool, most_pixels: int = LARGEST
 
 
 def highest_of_unused_bits(data: bytes) -> int | None:
-    """The highest value of a PNG of 16 bits that is less than 4,096, as of cameras of 10 or 12 bits; None otherwise.
-
-    Of 16 bits the upper 8 are taken, so such an image is nearly black.
-    """
+    """The highest value of a PNG of 16 bits if it is below 4,096, so that the upper 8 are nearly black; else None."""
     if image_format(data) != "PNG" or data[24:25] != b"\x10":
         return None
     try:
         with open_image(data) as image:
             if image.mode.startswith("I"):
                 highest = int(np.asarray(image).max())
-                return highest if 0 < highest < _DARK else None
-            # Pillow keeps the upper 8 bits of colors.
-            highest = 256 * int(np.asarray(image.convert("RGB")).max()) + 255
-            return highest if highest < _DARK else None
+            else:  # Pillow keeps the upper 8 bits of colors
+                highest = 256 * int(np.asarray(image.convert("RGB")).max()) + 255
+            return highest if 0 < highest < _DARK else None
     except Exception:  # a damaged file, which the decoder names
         return None
 
 
 def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """Turn an image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
-    if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
+    pixels = pixels.transpose(1, 0, 2) if orientation >= 5 else pixels
+    pixels = pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
     return np.ascontiguousarray(pixels[::-1] if orientation in (3, 4, 7, 8) else pixels)
 
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
 
-# Evaluation images beside a model, to check exports on.
-SAMPLES = "samples.npz"
+SAMPLES = "samples.npz"  # evaluation images beside a model, to check exports on
 # How the name of a data set begins, as `--data` of the training commands takes it.
 _DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 
@@ -57,10 +56,7 @@ def decode(
 
 
 def read_folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None" = None) -> list[Image]:
-    """Read at most `count` images of a folder, evenly spaced, and name on stdout those that cannot be read.
-
-    Raises UserError if there is no image, or none can be read.
-    """
+    """Read up to `count` evenly spaced images of a folder, and print those not readable. Raises UserError for none."""
     files = image_files(path)
     images: list[Image] = []
     problems: list[Exception] = []
@@ -78,10 +74,7 @@ def read_folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | 
 
 
 def read_image(path: pathlib.Path, preprocessing: "Preprocessing | None" = None, name: str | None = None) -> Image:
-    """Read an image file, and warn of one that is nearly black or has one color. See `decode` for the arguments.
-
-    Raises UserError if there is no such file, or if it cannot be decoded.
-    """
+    """Read an image file, and warn of a nearly black one or one of one color. Raises UserError if it is none."""
     data, name = existing_file(path, "check the path").read_bytes(), name or path.name
     image = decode(data, name, preprocessing=preprocessing)
     if (highest := highest_of_unused_bits(data)) is not None:
@@ -197,25 +190,15 @@ def _of_samples(samples: Samples, count: int, labels: tuple[str, ...]) -> list[I
 
 
 def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
-    """Read shuffled evaluation images of a data set.
-
-    keras_vit does not depend on TensorFlow. So `keras-vit samples` writes the images to a file in a separate process.
-    """
+    """Read shuffled evaluation images of a data set, by `keras-vit samples`, since keras_vit needs no TensorFlow."""
     checkout = pathlib.Path(__file__).parents[2]  # the directory of training/, independent of the working directory
     places = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "training.samples", "--data", data, "--count", str(count), "--output", folder]
-        done = subprocess.run(
-            [*command, *(("--data-dir", data_dir) if data_dir else ())],
-            env={
-                **os.environ,
-                "KERAS_BACKEND": "tensorflow",
-                "PYTHONPATH": os.pathsep.join(places),
-                "PYTHONSAFEPATH": "1",  # a training.py in the working directory is not ours; since Python 3.11
-            },
-            capture_output=True,
-            text=True,
-        )
+        command += ["--data-dir", data_dir] if data_dir else []
+        # PYTHONSAFEPATH, since Python 3.11: a training.py in the working directory is not ours.
+        env = {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
         if done.returncode:
             complaint = (done.stderr.strip().splitlines() or ["no error message"])[-1]
             raise UserError(f"The data set {data!r} could not be read: {complaint}")

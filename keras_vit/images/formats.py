@@ -5,6 +5,7 @@ TensorFlow would decode incorrectly or without a limit is refused in a graph; si
 """
 
 import collections
+import contextlib
 import functools
 import importlib.metadata
 import pathlib
@@ -27,22 +28,19 @@ _CONVERT = "convert the folder by keras-vit prepare IN OUT"
 # Endings of the names of images, in formats that are not supported too.
 _ENDINGS: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp")
 _ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
-# Of files that are no images, how many endings a line names.
-_ENDINGS_NAMED = 5
+_ENDINGS_NAMED = 5  # of files that are no images, how many endings a line names
 # Files and folders that Windows, macOS and Synology disks put among images, in lower case.
 _OF_THE_SYSTEM = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
 _DISTRIBUTIONS = "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"
 SCALE_BITS = "multiply its values so that white is 65,535, as the command prepare does"
-# The EXIF tag for orientation, and its value for upright images.
-_ORIENTATION, _UPRIGHT = 0x0112, 1
+_ORIENTATION, _UPRIGHT = 0x0112, 1  # the EXIF tag for orientation, and its value for upright images
 # Maximum number of pixels of an image: above it Pillow warns of a decompression bomb. A JPEG counts as often as it has
 # USUAL_SCANS scans; encoders of progressive files write about ten. Served models and pages accept the lower number.
 LARGEST_IMAGE, LARGEST_SERVED = 89_478_485, 32_000_000
 USUAL_SCANS = 32
-# Where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP.
-SEGMENTS, CHUNKS = 64, 4096
+SEGMENTS, CHUNKS = 64, 4096  # where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP
 
 
 @functools.cache
@@ -58,11 +56,8 @@ def format_list() -> str:
 
 def _supports_webp() -> bool:
     for distribution in _DISTRIBUTIONS:
-        try:
-            version = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return tuple(int(number) for number in version.split(".")[:2]) >= _WEBP_SINCE
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return tuple(map(int, importlib.metadata.version(distribution).split(".")[:2])) >= _WEBP_SINCE
     return True
 
 
@@ -177,17 +172,11 @@ def _has_raw_pixels(data: bytes) -> bool:
 
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation of a file, 1 to 8; 1 if there is none."""
+    block_of = {"JPEG": _jpeg_exif, "PNG": _png_exif, "WebP": _webp_exif}.get(image_format(data) or "")
     try:
-        match image_format(data):
-            case "JPEG":
-                return _from_tiff(_jpeg_exif(data))
-            case "PNG":
-                return _from_tiff(_png_exif(data))
-            case "WebP":
-                return _from_tiff(_webp_exif(data))
+        return _UPRIGHT if block_of is None else _from_tiff(block_of(data))
     except (struct.error, IndexError):  # a damaged header
-        pass
-    return _UPRIGHT
+        return _UPRIGHT
 
 
 def _png_exif(data: bytes) -> bytes:
@@ -225,8 +214,7 @@ def _webp_exif(data: bytes) -> bytes:
 
 
 def _from_tiff(exif: bytes) -> int:
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
-    if order is None:
+    if (order := {b"II": "<", b"MM": ">"}.get(exif[:2])) is None:
         return _UPRIGHT
     (directory,) = struct.unpack_from(order + "I", exif, 4)
     (entries,) = struct.unpack_from(order + "H", exif, directory)

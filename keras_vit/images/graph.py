@@ -27,25 +27,17 @@ else:
 
     tf = _TensorFlow()
 
-# Header fields lie in the first bytes; shorter files are padded with zeros.
-_HEADER_BYTES = 80
+_HEADER_BYTES = 80  # header fields lie in the first bytes; shorter files are padded with zeros
 # The names of Pillow's filters in ScaleAndTranslate.
 _KERNELS = {"bilinear": "triangle", "bicubic": "keyscubic", "lanczos3": "lanczos3"}
-# Bits of Pillow's weights after the point.
-_PRECISION = 22
-# The tag of the orientation in an EXIF directory, and the bytes of an entry.
-_ORIENTATION, _ENTRY_BYTES = 0x0112, 12
+_PRECISION = 22  # bits of Pillow's weights after the point
+_ORIENTATION, _ENTRY_BYTES = 0x0112, 12  # the tag of the orientation in an EXIF directory, and the bytes of an entry
 
 
 def _rare(function: Callable) -> Callable:
     """Return a function of its own, traced once for all graphs, which are built in less time if it is not inlined."""
-
-    @functools.cache
-    def traced() -> Callable:
-        return tf.function(
-            function, autograph=False, reduce_retracing=True, experimental_attributes={"_noinline": True}
-        )
-
+    options = {"autograph": False, "reduce_retracing": True, "experimental_attributes": {"_noinline": True}}
+    traced = functools.cache(lambda: tf.function(function, **options))
     return lambda *arguments: traced()(*arguments)
 
 

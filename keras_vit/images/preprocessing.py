@@ -22,17 +22,7 @@ from keras_vit.files.remote import existing_file
 from keras_vit.images import graph, resizing
 from keras_vit.images.decode import decode_file
 from keras_vit.images.formats import LARGEST_IMAGE
-from keras_vit.images.resizing import (
-    Background,
-    Interpolation,
-    Library,
-    Padding,
-    Placement,
-    Resize,
-    pair,
-    placements,
-    scaled_crop,
-)
+from keras_vit.images.resizing import Background, Interpolation, Library, Padding, Placement, Resize
 from keras_vit.models.config import convert_fields
 
 # Operations of TensorFlow that keep float64, which Keras makes float32 where its backend is JAX.
@@ -153,7 +143,7 @@ class Preprocessing:
             f"crop_from is required for resize-small and does not apply to crop, but {self.resize} has crop_from "
             f"{self.crop_from}.",
         )
-        full = self.image_size if self.crop_from is None else pair(self.crop_from)
+        full = self.image_size if self.crop_from is None else resizing.pair(self.crop_from)
         yield (
             full[0] < self.image_size[0] or full[1] < self.image_size[1],
             f"crop_from must be at least both sides of {self.image_size}, but is {self.crop_from}.",
@@ -192,10 +182,9 @@ class Preprocessing:
         """The same for another image size; it shows the same part of an image, because crop_from grows with it."""
         new, crop_from = _pair(image_size), self.crop_from
         if isinstance(crop_from, int):
-            crop_from = scaled_crop(crop_from, max(self.image_size), max(new))
+            crop_from = resizing.scaled_crop(crop_from, max(self.image_size), max(new))
         elif crop_from is not None:
-            sides = zip(crop_from, self.image_size, new, strict=True)
-            crop_from = tuple(scaled_crop(full, side, new_side) for full, side, new_side in sides)  # type: ignore[assignment]
+            crop_from = tuple(map(resizing.scaled_crop, crop_from, self.image_size, new))  # type: ignore[assignment]
         return dataclasses.replace(self, image_size=new, crop_from=crop_from)
 
     def summary(self) -> str:
@@ -217,9 +206,8 @@ class Preprocessing:
         way += ["rounded to bytes, as Pillow does"] if self.dtype == "uint8" else []
         color = {1: "gray", 3: "RGB"}.get(self.channels, f"{self.channels} channels")
         low, high = (json.dumps(np.round(end, 4).tolist()) for end in self.value_range)
-        turned = (
-            "turned upright by the EXIF orientation" if self.exif_orientation else "the EXIF orientation is not applied"
-        )
+        turned = "turned upright by the EXIF orientation"
+        turned = turned if self.exif_orientation else "the EXIF orientation is not applied"
         return f"{color}, {turned}, {resize} ({', '.join(way)}), 0..255 to {low}..{high}"
 
     def resizing(self) -> dict[str, Any]:
@@ -267,7 +255,8 @@ class Preprocessing:
 
     def placements(self, sides, xp) -> list[Placement]:
         """Return the placements of height and width; see `keras_vit.images.resizing.placements`."""
-        return placements(sides, self.image_size, self.resize, self.crop_from, self.library, xp, padding=self.padding)
+        how = self.image_size, self.resize, self.crop_from, self.library
+        return resizing.placements(sides, *how, xp, padding=self.padding)
 
     def boxes_in_picture(self, boxes, picture_size: tuple[int, int]) -> np.ndarray:
         """Boxes in the model's input -> boxes in the image file that it was made of.
@@ -283,10 +272,8 @@ class Preprocessing:
         rows, columns = self.axes([np.float64(side) for side in picture_size])
         (height, width), (x, y, w, h) = self.image_size, np.moveaxis(boxes, -1, 0)
         edges = [(x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height]
-        axes = (columns, rows, columns, rows)
-        return np.stack([e * scale + shift for e, (scale, shift) in zip(edges, axes, strict=True)], -1).astype(
-            "float32"
-        )
+        axes = zip(edges, (columns, rows, columns, rows), strict=True)
+        return np.stack([edge * scale + shift for edge, (scale, shift) in axes], -1).astype("float32")
 
     def boxes_in_input(self, corners, picture_size: tuple[int, int]) -> np.ndarray:
         """The inverse of `boxes_in_picture`: left, top, right, bottom in pixels -> shares of the input (..., 4)."""
@@ -309,12 +296,8 @@ class Preprocessing:
         if self.interpolation == "gaussian" and self.resize == "pad" and self.padding == "after":
             scale = xp.maximum(*(side / length for side, length in zip(sides, self.image_size, strict=True)))
             return [(scale, 0.0 * scale)] * 2
-        places = self.placements(sides, xp)
-        scales = [place.window / place.resized for place in places]
-        return [
-            (scale, place.first + (place.begin - place.before) * scale)
-            for scale, place in zip(scales, places, strict=True)
-        ]
+        scaled = ((place.window / place.resized, place) for place in self.placements(sides, xp))
+        return [(scale, place.first + (place.begin - place.before) * scale) for scale, place in scaled]
 
     def _bytes_resized(self, image: np.ndarray) -> np.ndarray:
         """(h, w, C) uint8 -> (height, width, C) uint8, by Pillow."""
@@ -456,9 +439,8 @@ class PreprocessingLayer(keras.layers.Layer):
 
     def __init__(self, preprocessing: Preprocessing | dict, name: str | None = None, **kwargs):
         super().__init__(name=name, **{**kwargs, "dtype": "float32", "autocast": False, "trainable": False})
-        self.preprocessing = (
-            preprocessing if isinstance(preprocessing, Preprocessing) else Preprocessing.saved(preprocessing)
-        )
+        saved = preprocessing
+        self.preprocessing = Preprocessing.saved(saved) if isinstance(saved, dict) else saved
 
     def call(self, images):
         return self.preprocessing(images)
@@ -474,10 +456,7 @@ class PreprocessingLayer(keras.layers.Layer):
 
 
 def _pixels(image, *, upright: bool):
-    """A PIL image as an array (h, w, C) uint8, alpha kept; anything else as it is, if it can be pixels.
-
-    upright: whether a PIL image is turned by its EXIF orientation.
-    """
+    """Return a PIL image as (h, w, C) uint8, alpha kept, `upright` if turned by EXIF; else what can be pixels."""
     if not hasattr(image, "getbands"):
         if isinstance(image, np.ndarray) or not hasattr(image, "shape"):
             refuse_first(_unusable(image))
@@ -582,9 +561,8 @@ def _on_white(image, rgb):
     def blended():
         alpha = image[..., -1:]
         if keras.backend.is_float_dtype(image.dtype):
-            return ops.cast(
-                255.0 - (255.0 - ops.cast(rgb, "float32")) * (ops.cast(alpha, "float32") / 255.0), image.dtype
-            )
+            opacity = ops.cast(alpha, "float32") / 255.0
+            return ops.cast(255.0 - (255.0 - ops.cast(rgb, "float32")) * opacity, image.dtype)
         # As `keras_vit.images.decode.on_white`, in two bytes: as floats, 32 megapixels would take gigabytes.
         darkness = ops.cast(255 - rgb, "uint16") * ops.cast(alpha, "uint16")
         return 255 - ops.cast((darkness + 127) // 255, image.dtype)

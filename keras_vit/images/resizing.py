@@ -25,26 +25,18 @@ SUPPORT = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos3": 3.0}
 
 
 def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
-    """Return the side in pixels that images are resized to before a center crop of another side than the usual one.
-
-    It grows with the crop, which thus shows the same part of an image.
-    """
+    """Return the side that images are resized to before the crop of another side, which then shows the same part."""
     return max(round(crop_from * new_side / side), new_side)
 
 
 class Placement(NamedTuple):
     """How one axis of an image becomes one axis of the model's input; numbers, or tensors in a graph."""
 
-    first: Any
-    """First pixel of the window that is resized."""
-    window: Any
-    """Pixels of the window."""
-    resized: Any
-    """Pixels that the window is resized to."""
-    begin: Any
-    """First pixel of the center crop of the resized window."""
-    before: Any
-    """Pixels of padding before the crop."""
+    first: Any  # first pixel of the window that is resized
+    window: Any  # pixels of the window
+    resized: Any  # pixels that the window is resized to
+    begin: Any  # first pixel of the center crop of the resized window
+    before: Any  # pixels of padding before the crop
 
 
 def placements(
@@ -65,27 +57,24 @@ def placements(
         resize, crop_from, library, padding: see `Preprocessing`.
         xp: the module of `floor`, `round`, `minimum` and `maximum`: numpy, tensorflow or keras.ops.
     """
-    firsts: tuple[Any, Any] = 0.0 * sides[0], 0.0 * sides[1]
-    windows = sides
+    windows: list[Any] = [*sides]
     if resize == "crop":  # as keras.ops.image.resize(crop_to_aspect_ratio=True)
         height, width = size
         shape = xp.floor(sides[1] * height / width), xp.floor(sides[0] * width / height)
-        windows = tuple(
-            xp.maximum(xp.minimum(side, other), 1.0 + 0.0 * side) for side, other in zip(sides, shape, strict=True)
-        )
-        firsts = tuple(xp.floor((side - window) / 2.0) for side, window in zip(sides, windows, strict=True))
+        both = zip(sides, shape, strict=True)
+        windows = [xp.maximum(xp.minimum(side, other), 1.0 + 0.0 * side) for side, other in both]
     resized = _resized(sides, size if crop_from is None else crop_from, resize, library, xp)
     # timm crops with torchvision, which rounds half to even.
     rounded = xp.round if library == "timm" else xp.floor
     return [
         Placement(
-            first,
-            window,
-            result,
-            xp.maximum(rounded((result - length) / 2.0), 0.0 * result),
-            xp.maximum(xp.floor((length - result) / 2.0), 0.0 * result) * float(padding == "around"),
+            first=xp.floor((side - window) / 2.0),
+            window=window,
+            resized=result,
+            begin=xp.maximum(rounded((result - length) / 2.0), 0.0 * result),
+            before=xp.maximum(xp.floor((length - result) / 2.0), 0.0 * result) * float(padding == "around"),
         )
-        for first, window, result, length in zip(firsts, windows, resized, size, strict=True)
+        for side, window, result, length in zip(sides, windows, resized, size, strict=True)
     ]
 
 
@@ -127,12 +116,8 @@ def weights(side, resized, begin, length: int, interpolation: Interpolation, ant
     """
     float_type = "float64" if ops is np or interpolation == "gaussian" else "float32"
     row = ops.reshape(ops.arange(length, dtype=float_type) + begin, (length, 1))
-    pixel = (
-        ops.arange(int(side), dtype=float_type)
-        if ops is np
-        else ops.cast(ops.arange(ops.cast(side, "int32")), float_type)
-    )
-    pixel = ops.reshape(pixel, (1, -1))
+    pixel = np.arange(int(side)) if ops is np else ops.arange(ops.cast(side, "int32"))
+    pixel = ops.reshape(pixel.astype(float_type) if ops is np else ops.cast(pixel, float_type), (1, -1))
     step = side / resized  # pixels of the image per pixel of the output
     inside = (row >= 0.0) & (row < resized)
     if interpolation == "area":

@@ -233,10 +233,7 @@ def weight_per_pixel(maps: np.ndarray, foreground: np.ndarray) -> tuple[float, f
 
 
 def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A map (h, w) divided by its maximum and resized to (height, width): bilinear, half-pixel centers (cv2.resize).
-
-    A map of zeros stays one.
-    """
+    """A map (h, w), divided by its maximum unless all are 0, resized to (height, width): bilinear, as cv2.resize."""
     values = np.asarray(values, np.float64)
     rows, columns = (resampling_matrix(old, new, "bilinear") for old, new in zip(values.shape, size, strict=True))
     return rows @ (values / (values.max() or 1.0)) @ columns.T

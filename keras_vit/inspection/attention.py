@@ -21,6 +21,8 @@ ATTENTION_FIGURES = ("distance", "rollout", "attention", "norms")
 _LARGEST_BATCH, _LARGEST_PROBABILITIES = 64, 2**26
 _DISTANCES = ("attention_distance", "attention_distance_renormalized")
 
+Numbers = Sequence[int] | None
+
 
 def as_float32(tensor) -> np.ndarray:
     """Cast to float32: NumPy cannot store every half precision dtype."""
@@ -32,24 +34,15 @@ class Attention:
     """The figures of attention to compute for a model; those of `select`."""
 
     model: keras.Model
-    figures: tuple[str, ...] = ()
-    """Names from ATTENTION_FIGURES; empty for none."""
-    shown: int = 0
-    """Number of images that get maps."""
-    layers: tuple[int, ...] = ()
-    """Indices in the maps among all layers of attention; an axial block has two."""
-    names: tuple[str, ...] = ()
-    """Names of these layers."""
+    figures: tuple[str, ...] = ()  # names from ATTENTION_FIGURES; empty for none
+    shown: int = 0  # number of images that get maps
+    layers: tuple[int, ...] = ()  # indices in the maps among all layers of attention; an axial block has two
+    names: tuple[str, ...] = ()  # names of these layers
     heads: tuple[int, ...] = ()
 
     @classmethod
     def select(
-        cls,
-        model: keras.Model,
-        figures: Sequence[str],
-        shown: int,
-        layers: Sequence[int] | None,
-        heads: Sequence[int] | None,
+        cls, model: keras.Model, figures: Sequence[str], shown: int, layers: Numbers, heads: Numbers
     ) -> "Attention":
         """Select layers and heads by their numbers, None for all. Raises UserError if they do not fit the model."""
         config, chosen = config_of(model), tuple(figure for figure in figures if figure in ATTENTION_FIGURES)
@@ -57,14 +50,9 @@ class Attention:
             return cls(model)
         assert isinstance(config, ViTConfig)
         blocks, axes = _checked(layers, config.num_layers, "layers"), _axes(config)
-        return cls(
-            model,
-            chosen,
-            shown,
-            tuple(block * len(axes) + part for block in blocks for part in range(len(axes))),
-            tuple(f"{block} {axis}".strip() for block in blocks for axis in axes),
-            _checked(heads, config.num_heads, "heads"),
-        )
+        numbers = tuple(block * len(axes) + part for block in blocks for part in range(len(axes)))
+        names = tuple(f"{block} {axis}".strip() for block in blocks for axis in axes)
+        return cls(model, chosen, shown, numbers, names, _checked(heads, config.num_heads, "heads"))
 
     def compute(self, inputs: np.ndarray, resized: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return arrays and measures. Attention probabilities are not kept between batches.
@@ -89,9 +77,8 @@ class Attention:
         measures: dict[str, Any] = {}
         if "distance" in self.figures:
             arrays |= {name: arrays[name].mean(axis=0) for name in _DISTANCES}  # (L, H)
-            measures["attention_distance"] = [
-                {"lowest": float(layer.min()), "highest": float(layer.max())} for layer in arrays["attention_distance"]
-            ]  # of the heads of each layer, in pixels
+            layers = arrays["attention_distance"]  # of the heads of each, in pixels
+            measures["attention_distance"] = [{"lowest": float(d.min()), "highest": float(d.max())} for d in layers]
         if ink:
             foreground = resized[..., 0] > 127.5
             has_both = foreground.any(axis=(1, 2)) & ~foreground.all(axis=(1, 2))
@@ -171,7 +158,7 @@ def _axes(config: ViTConfig) -> tuple[str, ...]:
     return ("row", "column") if config.axial else ("",)
 
 
-def _checked(numbers: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
+def _checked(numbers: Numbers, count: int, what: str) -> tuple[int, ...]:
     """Numbers below count, or all of them for None."""
     check_blocks(range(count) if numbers is None else numbers, count, what)
     return tuple(range(count)) if numbers is None else tuple(number % count for number in numbers)

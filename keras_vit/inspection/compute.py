@@ -19,12 +19,9 @@ from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, 
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.scores import RankedClasses, Scoring
 
-# Images of one forward pass that ranks classes.
-_BATCH = 32
-# Queries of an image that are shown, those that are surest of a class.
-_QUERIES = 4
-# Parameters below which a model without a name is called small.
-_SMALL = 20_000_000
+_BATCH = 32  # images of one forward pass that ranks classes
+_QUERIES = 4  # queries of an image that are shown, those that are surest of a class
+_SMALL = 20_000_000  # parameters below which a model without a name is called small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +134,7 @@ def _of_outputs(
     model: keras.Model, figures: Sequence[str], inputs: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], tuple[tuple[str, ...], ...]]:
     """Return what the model says of the images as arrays, and the titles of its queries."""
-    arrays: dict[str, np.ndarray] = {}
-    titles: tuple[tuple[str, ...], ...] = ()
+    arrays, titles = dict[str, np.ndarray](), tuple[tuple[str, ...], ...]()
     if "queries" in figures:
         arrays["queries"], titles = _queries(model, inputs, labels)
     if "relevance" in figures:
@@ -184,10 +180,8 @@ def _queries(
     surest = np.argsort(-classes.max(axis=-1), axis=-1, kind="stable")[:, :_QUERIES]  # (B, n)
     masks = np.moveaxis(as_float32(keras.ops.sigmoid(outputs["mask_logits"])), -1, 1)  # (B, Q, h, w)
     names = labels or [str(number) for number in range(classes.shape[-1])]
-    titles = tuple(
-        tuple(f"{names[classes[image, query].argmax()]}, {classes[image, query].max():.0%}" for query in chosen)
-        for image, chosen in enumerate(surest)
-    )
+    shown = np.take_along_axis(classes, surest[:, :, None], axis=1)  # (B, n, K)
+    titles = tuple(tuple(f"{names[each.argmax()]}, {each.max():.0%}" for each in image) for image in shown)
     return np.take_along_axis(masks, surest[:, :, None, None], axis=1), titles
 
 
@@ -218,9 +212,7 @@ def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[
 
 
 def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]:
-    config = config_of(model)
-    arrays: dict[str, np.ndarray] = {}
-    measures: dict[str, Any] = {}
+    config, arrays, measures = config_of(model), dict[str, np.ndarray](), dict[str, Any]()
     if "filters" in figures:
         root = _root_layer(config)
         kernel = keras.ops.convert_to_numpy(model.get_layer(root or "embedding").kernel)

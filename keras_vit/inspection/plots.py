@@ -85,8 +85,8 @@ def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
     if "position_similarity" in arrays:
         yield "figure_10_positions.png", _in_a_row(result, [draw_positions]), ("positions",)
     if "attention_distance" in arrays:
-        panels = [draw_distances, draw_renormalized_distances]
-        yield "figure_11_distances.png", _in_a_row(result, panels), ("distance", "renormalized")
+        figure = _in_a_row(result, [draw_distances, draw_renormalized])
+        yield "figure_11_distances.png", figure, ("distance", "renormalized")
     if image_maps(result, 0):
         yield "maps.png", _maps(result), [name for name in OF_IMAGES if name in arrays]
     for index in range(len(result.images) if "attention" in arrays else 0):
@@ -124,9 +124,8 @@ def _image_title(result: InspectionResult, index: int, length: int = 60) -> str:
 
 def _titled(result: InspectionResult, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    lines = [_shortened(result.model), _shortened(short_name(result.checkpoint))] + ([note] if note else [])
-    wide = size[0] > 7
-    figure.suptitle((" | " if wide else "\n").join(lines), fontsize=11, parse_math=False, wrap=True)
+    lines = filter(None, (_shortened(result.model), _shortened(short_name(result.checkpoint)), note))
+    figure.suptitle((" | " if size[0] > 7 else "\n").join(lines), fontsize=11, parse_math=False, wrap=True)
     return figure
 
 
@@ -149,11 +148,10 @@ def draw_filters(axes, result: InspectionResult) -> None:
     tiles = np.concatenate([tiles, missing]).reshape(rows, _FILTER_COLUMNS, *tiles.shape[1:])
     axes.imshow(np.nan_to_num(_mosaic(tiles), nan=1.0), interpolation="nearest")
     axes.set_axis_off()
-    count, total = len(filters), len(result.arrays["filters"])
-    if result.filters_are_components:
-        axes.set_title(f"Embedding filters: first {count} principal components", fontsize=10)
-    else:
-        axes.set_title(f"Filters of the first convolution: {count} of {total}", fontsize=10)
+    title = f"Embedding filters: first {len(filters)} principal components"
+    if not result.filters_are_components:
+        title = f"Filters of the first convolution: {len(filters)} of {len(result.arrays['filters'])}"
+    axes.set_title(title, fontsize=10)
 
 
 def draw_positions(axes, result: InspectionResult) -> None:
@@ -187,7 +185,7 @@ def _draw_dots(axes, result: InspectionResult, *, key: str, how: str, color: str
 
 # Figures 7, right, and 11: a dot for each head; and with each row of attention divided by its sum over the patches.
 draw_distances = functools.partial(_draw_dots, key="attention_distance", how="not renormalized", color="#0072B2")
-draw_renormalized_distances = functools.partial(
+draw_renormalized = functools.partial(
     _draw_dots, key="attention_distance_renormalized", how="rows renormalized", color="#D55E00"
 )
 
@@ -202,15 +200,11 @@ def _beside_inputs(result: InspectionResult) -> matplotlib.figure.Figure:
     count = len(result.images)
     columns = min(count, 4)
     rows = -(-count // columns)
-    figure = _titled(
-        result,
-        (max(5.4, 3.2 * columns), 0.7 + (0.4 + 1.6 * _aspect(result)) * rows),
-        "input, and input times attention rollout",
-    )
+    size = max(5.4, 3.2 * columns), 0.7 + (0.4 + 1.6 * _aspect(result)) * rows
+    figure = _titled(result, size, "input, and input times attention rollout")
     cells = figure.subplots(rows, 2 * columns, squeeze=False).reshape(-1, 2)
-    for pair in cells[count:]:
-        for axes in pair:
-            axes.set_axis_off()
+    for axes in cells[count:].flat:
+        axes.set_axis_off()
     for index, (left, right) in enumerate(cells[:count]):
         image = result.arrays["images"][index]
         mask = resize_map(result.arrays["rollout"][index, -1], image.shape[:2])[:, :, None]

@@ -20,8 +20,7 @@ from keras_vit.inspection import plots
 from keras_vit.inspection.compute import InspectionResult, is_mistake
 
 _MEASURES = "measures.json"
-# Longest side of an image in the report, in pixels. Larger images are subsampled.
-_LARGEST_SIDE = 320
+_LARGEST_SIDE = 320  # longest side of an image in the report, in pixels; larger images are subsampled
 # The scale of maps that are divided by their maximum: a few of its colors.
 _COLORS = ", ".join(matplotlib.colors.to_hex(matplotlib.colormaps[plots.COLORMAP](step / 8)) for step in range(9))
 # Arrays that have a panel: array, explanation, caption, and the function that draws it.
@@ -29,12 +28,7 @@ _PANELS = (
     ("filters", "filters", "Filters of the first layer (Figure 7, left)", plots.draw_filters),
     ("position_similarity", "positions", "Positions (Figures 7, center, and 10)", plots.draw_positions),
     ("attention_distance", "distance", "Attention distance (Figures 7, right, and 11)", plots.draw_distances),
-    (
-        "attention_distance_renormalized",
-        "renormalized",
-        "Attention distance among patches",
-        plots.draw_renormalized_distances,
-    ),
+    ("attention_distance_renormalized", "renormalized", "Attention distance among patches", plots.draw_renormalized),
 )
 
 
@@ -61,10 +55,7 @@ def write(result: InspectionResult, output: str | os.PathLike) -> list[str]:
 
 
 def _figures_of(output: pathlib.Path) -> list[pathlib.Path]:
-    """Return the figures of an earlier report, which its measures.json lists; empty if it cannot be read.
-
-    The list is not trusted: only PNG files directly in the directory match. Other files of a report are overwritten.
-    """
+    """Return the PNG files in the directory that an earlier report's measures.json, which is not trusted, lists."""
     try:
         listed = json.loads((output / _MEASURES).read_text(encoding="utf-8"))["files"]
         return [path for path in output.glob("*.png") if path.name in [*listed] and path.is_file()]
@@ -74,15 +65,15 @@ def _figures_of(output: pathlib.Path) -> list[pathlib.Path]:
 
 def html_report(result: InspectionResult) -> str:
     """Return the report as HTML text."""
-    rows, columns = result.grid or (0, 0)
     size = f"{result.image_size[0]} x {result.image_size[1]} pixels"
+    size += f", {result.grid[0]} x {result.grid[1]} patches" if result.grid else ""
     cards = _cards(result)
     return render(
         "inspection",
         title=result.model,
         checkpoint=short_name(result.checkpoint),
         architecture=result.architecture,
-        size=size + (f", {rows} x {columns} patches" if result.grid else ""),
+        size=size,
         cards=cards,
         has_classes=bool(result.predictions),
         mistakes=sum(card["is_mistake"] for card in cards),
@@ -97,10 +88,8 @@ def html_report(result: InspectionResult) -> str:
 
 def maps_of(result: InspectionResult) -> list[list[tuple[str, np.ndarray]]]:
     """Return titles and maps of each image, as small as a page needs them."""
-    return [
-        [(title, _thinned(values)) for title, values in plots.image_maps(result, index)]
-        for index in range(len(result.images))
-    ]
+    maps = (plots.image_maps(result, index) for index in range(len(result.images)))
+    return [[(title, _thinned(values)) for title, values in of_image] for of_image in maps]
 
 
 def sentences(result: InspectionResult) -> list[str]:
@@ -165,13 +154,9 @@ def _layers(result: InspectionResult) -> dict[str, Any] | None:
     if "attention" not in result.arrays:
         return None
     assert result.grid is not None
-    sheets = [_sheet(result, index) for index in range(len(result.images))]
-    data = {
-        "sheets": [_map_address(values) for _, values in sheets],
-        "layers": result.layers,
-        "width": result.grid[1],
-        "height": result.grid[0],
-    }
+    sheets, (height, width) = [_sheet(result, index) for index in range(len(result.images))], result.grid
+    addresses = [_map_address(values) for _, values in sheets]
+    data = {"sheets": addresses, "layers": result.layers, "width": width, "height": height}
     return {"words": plots.explanation("attention", result), "columns": sheets[0][0], "data": data}
 
 

@@ -288,8 +288,7 @@ def test_a_path_without_its_kind_or_with_another_is_answered_with_what_to_give(t
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
-    [(samples, "is the directory of a run"), (shard, "should be new or empty, but holds .*")],
+    ("command", "found"), [(samples, "is the directory of a run"), (shard, "should be new or empty, but holds .*")]
 )
 def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path):
     (tmp_path / "config.json").write_text("{}")

@@ -158,11 +158,7 @@ def test_the_option_on_which_others_depend_is_taken_out_of_them(arguments):
 def test_the_help_has_every_option_with_its_text_and_default_and_the_usual_ones_first(capsys):
     with pytest.raises(SystemExit) as stopped:
         read(
-            Drawing,
-            ["--help"],
-            prog="draw",
-            about="Draw.\n\n    draw a.png --fill\n\ndraws.",
-            usual=("where", "side"),
+            Drawing, ["--help"], prog="draw", about="Draw.\n\n    draw a.png --fill\n\ndraws.", usual=("where", "side")
         )
     assert stopped.value.code == 0
     printed = capsys.readouterr().out

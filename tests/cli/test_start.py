@@ -233,10 +233,7 @@ FULL_MEMORY = r"Not enough memory \(\w[^;{\n]*\); choose smaller sizes\."
     ("error", "sentence"),
     [
         (FileNotFoundError(errno.ENOENT, "No such file", "a/b"), "a/b: No such file; choose another path."),
-        (
-            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 3000),
-            "x{1000}…: File name too long; .*",
-        ),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 3000), "x{1000}…: File name too long; .*"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", b"a"), "a: Not a directory; choose another path."),
         (OSError(errno.ENOSPC, "full"), FULL_DISK),
         (OSError(errno.EDQUOT, "full"), FULL_DISK),

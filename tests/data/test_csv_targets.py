@@ -123,10 +123,7 @@ def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
         (("path,labels", "", "", "a.png,x", "b.png,y||z"), r"Line 5 of .* has the labels 'y\|\|z'"),
         (("path,labels", 'a.png,"x\ny"', "b.png,z"), "Line 3 of .* the column labels"),
         (("path,labels", 'a.png,"x|y', "b.png,z"), "cannot be read as CSV .*unexpected end of data"),
-        (
-            ("path,labels", "a.png,x,y", "b.png,z"),
-            "Line 2 of .* no more values than .* between several",
-        ),
+        (("path,labels", "a.png,x,y", "b.png,z"), "Line 2 of .* no more values than .* between several"),
         (("path,labels", "a.png,x|y"), "no image to train on"),
         (("path,probabilities", "a.png,x=0.5|y=0.4"), "Line 2 of .* each class once, with a sum of 1"),
         (("path,probabilities", "a.png,x=nan|y=1"), r"Line 2 of .* give them as cat=0.7\|dog=0.3"),

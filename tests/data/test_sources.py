@@ -287,10 +287,7 @@ def test_class_folders_with_the_same_folders_and_no_images_are_refused(tmp_path,
 
 @pytest.mark.parametrize(
     ("folders", "labels"),
-    [
-        ("ant/red ant/black bee/2021 bee/2022 cat/images dog/images", "ant bee cat dog"),
-        ("bus train", "bus train"),
-    ],
+    [("ant/red ant/black bee/2021 bee/2022 cat/images dog/images", "ant bee cat dog"), ("bus train", "bus train")],
 )
 def test_classes_may_have_folders_inside_and_be_called_train(folders, labels, tmp_path):
     for number, path in enumerate(folders.split()):

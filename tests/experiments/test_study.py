@@ -187,7 +187,6 @@ def test_intervals_are_student_s():
         (["head", "--recipe", "digits"], "and --steps"),
         (["head", "--shots", "1000"], "has 139 training images, fewer than the 1000 shots"),
         (["data-size", "--train-images", "5"], "A subset must have from 128 images, a batch, to 1437"),
-        (["head", "--seeds", "0"], "--seeds must be at least 1"),
         (["head", "--target", "patch-color"], "learns classes"),
     ],
 )

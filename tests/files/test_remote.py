@@ -127,10 +127,7 @@ def test_a_file_that_is_cut_on_its_way_is_not_believed(folder, monkeypatch):
             stream.write(b"ha")
 
     monkeypatch.setattr(tf.io.gfile, "copy", cut)
-    with (
-        pytest.raises(UserError, match="2 bytes arrived of 4"),
-        atomic_write(folder / "a") as temporary,
-    ):
+    with pytest.raises(UserError, match="2 bytes arrived of 4"), atomic_write(folder / "a") as temporary:
         temporary.write_text("half")
     assert (folder / "a").read_text() == "before"
     assert [path.name for path in folder.iterdir()] == ["a"]

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit.files.keras_model import load_model
 from keras_vit.models.layers import TokenDense
-from tests.support import TFDS, needs_mnist
+from tests.support import TFDS, needs_mnist, others_slow
 from training.data.pipeline import evaluation_batches
 from training.data.sources import DataOptions, open_source
 from training.loop.build import build_trainer, trained_model
@@ -29,14 +29,11 @@ RECIPE = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("fields", "remat"),
-    [
-        pytest.param({}, False, marks=pytest.mark.slow),
-        ({"accumulation": 2, "ema_decay": 0.5}, False),
-        pytest.param({"accumulation": 2}, True, marks=pytest.mark.slow),
-    ],
-)
+AVERAGED = {"accumulation": 2, "ema_decay": 0.5}
+CASES = [({}, False), (AVERAGED, False), ({"accumulation": 2}, True)]
+
+
+@pytest.mark.parametrize(("fields", "remat"), others_slow(CASES, (AVERAGED, False)))
 def test_adapters_are_trained_saved_loaded_and_merged(fields, remat, tmp_path):
     recipe = dataclasses.replace(RECIPE, **fields)
     model = recipe.build(10)

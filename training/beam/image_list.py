@@ -29,16 +29,14 @@ class Row(NamedTuple):
 
     path: str
     label: str | None
-    split: str
-    """As the list calls it."""
+    split: str  # as the list calls it
 
 
 class Group(NamedTuple):
     """Images of one split in a row."""
 
     split: str
-    number: int
-    """The number of the group in its split, from 0."""
+    number: int  # the number of the group in its split, from 0
     rows: tuple[Row, ...]
 
 
@@ -46,27 +44,20 @@ class Group(NamedTuple):
 class Summary:
     """The content of a list, after it was read once."""
 
-    splits: dict[str, str]
-    """The name of each used split in the list -> its name in the output."""
-    counts: dict[str, int]
-    """Images of each split, by its name in the output."""
-    labels: tuple[str, ...]
-    """Names of the classes, in order."""
+    splits: dict[str, str]  # the name of each used split in the list -> its name in the output
+    counts: dict[str, int]  # images of each split, by its name in the output
+    labels: tuple[str, ...]  # names of the classes, in order
     checksum: int
-    first: str
-    """The path of the first image."""
+    first: str  # the path of the first image
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageList:
     """A list of images."""
 
-    names: tuple[str, ...] = ()
-    """Files, folders, patterns with *, ** and ?, and CSV files with a column path."""
-    table: str | None = None
-    """CSV file with the columns path, label and split, instead of these."""
-    evaluation: str = "test"
-    """Name in the output of the split to evaluate on."""
+    names: tuple[str, ...] = ()  # files, folders, patterns with *, ** and ?, and CSV files with a column path
+    table: str | None = None  # CSV file with the columns path, label and split, instead of these
+    evaluation: str = "test"  # name in the output of the split to evaluate on
 
     def rows(self) -> Iterator[Row]:
         """Return the images, in order. Raises UserError for what cannot be read as a list."""
@@ -156,10 +147,7 @@ def _files(name: str) -> Iterator[str]:
 
 
 def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Return the files in a folder and in those inside it, in the order of their paths, without hidden ones.
-
-    At any time, the names of one folder and of those above it are held.
-    """
+    """Yield the files in and below a folder by their paths, without hidden ones and without a list of all of them."""
     if not folder.is_dir():
         return
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -172,10 +160,7 @@ def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _in_bucket(name: str) -> Iterator[str]:
-    """Return the objects that a pattern matches, or the images of a folder, in the bucket's order, page by page.
-
-    `FileSystems.match` would hold the list of all.
-    """
+    """Yield what a pattern matches, or the images of a folder, in the bucket's order, page by page."""
     system = FileSystems.get_filesystem(name)
     if re.search(r"[\[*?]", name):
         prefix = re.match(r"[^\[*?]*", name)[0]  # type: ignore[index]

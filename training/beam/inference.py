@@ -39,8 +39,7 @@ from training.prediction.classifier import (
 )
 from training.prediction.results import write_parquet
 
-# Objects of a bucket that are read at the same time, for each read mostly waits.
-_READS = 64
+_READS = 64  # objects of a bucket that are read at the same time, for each read mostly waits
 
 
 def embed(run: Run, options: EmbedOptions, pipeline: PipelineOptions) -> str:

@@ -27,8 +27,7 @@ from training.loop.devices.strategies import CONTINUE_LATER
 from training.options.common import PIPELINE, PROBLEMS, PipelineOptions
 
 _NAMESPACE = "keras_vit"
-# One call of a model at a time in each process: it uses all cores itself.
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.Lock()  # one call of a model at a time in each process: it uses all cores itself
 
 
 def counted(name: str, number: int) -> None:

@@ -22,8 +22,7 @@ from training.data.tfrecord import scan, shard_name, write_index
 from training.data.write import check_shards, print_written, record
 from training.options.common import PROBLEMS, PipelineOptions, ShardOptions
 
-# Images that are read at the same time, for each read from a bucket mostly waits.
-_READS = 64
+_READS = 64  # images that are read at the same time, for each read from a bucket mostly waits
 # (split, number of the file), and (number in the split, path, label) of an image.
 Shard = tuple[str, int]
 Item = tuple[int, str, int]

@@ -20,15 +20,13 @@ _CROP_AREA = (0.05, 1.0)
 _CROP_ASPECT = (0.75, 1.33)
 # Of random erasing (arXiv 1708.04896): area, aspect, and windows tried until one fits.
 _ERASED_AREA, _ERASED_ASPECT, _ERASING_TRIALS = (0.02, 0.4), (0.3, 1 / 0.3), 10
-# Independent draws for an image: operation of 3-Augment, blur, brightness, contrast, saturation.
-_NUM_DRAWS = 5
+_NUM_DRAWS = 5  # independent draws for an image: operation of 3-Augment, blur, brightness, contrast, saturation
 # What the seed of an image is folded with, so that these draws are not those of the other augmentations. 1 is taken by
 # the batches (`pipeline.py`).
 _COLORS = 2
 # DeiT III: PIL's default threshold of solarization, and the smallest and largest sigma of the blur in pixels.
 _SOLARIZE_THRESHOLD, _BLUR_SIGMA = 128.0, (0.1, 2.0)
-# Three of the largest sigmas to each side.
-_BLUR_RADIUS = 6
+_BLUR_RADIUS = 6  # three of the largest sigmas to each side
 
 
 def inception_window(
@@ -199,10 +197,7 @@ def augment_colors(images: tf.Tensor, draws: tf.Tensor, *, jitter: float, three:
 
 
 def color_jitter(images: tf.Tensor, draws: tf.Tensor, amount: float) -> tf.Tensor:
-    """Brightness, contrast and saturation times factors between 1 - amount and 1 + amount: float32, draws (B, 3).
-
-    Grayscale images have no saturation.
-    """
+    """Brightness, contrast and, of RGB, saturation times factors of 1 - amount to 1 + amount: float32, draws (B, 3)."""
     layers = _layers()
     factors = 1.0 + amount * (2.0 * draws - 1.0)
     brightness, contrast, saturation = tf.unstack(factors, axis=1)
@@ -223,11 +218,8 @@ def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Ten
     choices = tf.cast(choice_draws * len(operations), tf.int32)
     # Not by tf.dynamic_partition: TensorFlow 2.21 mixed up the shapes of its parts in an optimized graph.
     rows = [tf.cast(tf.where(choices == number)[:, 0], tf.int32) for number in range(len(operations))]
-    changed = [
-        operation(tf.gather(images, part), tf.gather(blur_draws, part))
-        for operation, part in zip(operations, rows, strict=True)
-    ]
-    result = tf.dynamic_stitch(rows, changed)
+    parts = ((tf.gather(images, part), tf.gather(blur_draws, part)) for part in rows)
+    result = tf.dynamic_stitch(rows, [operation(*part) for operation, part in zip(operations, parts, strict=True)])
     result.set_shape(images.shape)
     return result
 

@@ -13,7 +13,7 @@ from keras_vit.files.labels import LABELS, composed, distinct_names, read_labels
 from keras_vit.files.remote import existing_folder, is_remote, matching, output_folder, to_path
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.file_contents import read_decisions
-from training.data.listed_files import ONE_CLASS, ListedFiles, check_found, class_shares, listed_files
+from training.data.listed_files import ListedFiles, check_found, listed_files
 from training.options.common import (
     DRAWN,
     EVALUATION_NAMES,
@@ -25,8 +25,7 @@ from training.options.common import (
     OnBadImage,
 )
 
-# Files of a list up to which it is looked whether they exist.
-_MOST_LISTED = 10_000
+_MOST_LISTED = 10_000  # files of a list up to which it is looked whether they exist
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -62,14 +61,12 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
     """Return the kind of `--data` and what stands behind it. Raises UserError for other kinds, paths and options."""
     kind, _, rest = source.data.partition(":")
     is_known = kind in _KINDS and bool(rest) == (kind != "digits")
-    path, meant = rest if is_known else source.data, None
-    if os.path.isdir(path):
-        meant = "folder"
-    elif path.lower().endswith(".csv") and os.path.isfile(path):
-        meant = "csv"
-    if not is_known or (kind in ("folder", "csv") and meant not in (kind, None)):
-        this = {"folder": "folder", "csv": "file"}
-        advice = f"; for this {this[meant]}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
+    path = rest if is_known else source.data
+    meant = "folder" if os.path.isdir(path) else ""
+    meant = "csv" if path.lower().endswith(".csv") and os.path.isfile(path) else meant
+    if not is_known or (kind in ("folder", "csv") and meant not in (kind, "")):
+        this = "folder" if meant == "folder" else "file"
+        advice = f"; for this {this}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
         raise UserError(
             "--data accepts digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was "
             f"given {source.data!r}{advice}."
@@ -79,11 +76,7 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
         [
             (("data_dir", "train_split", "eval_split"), kind == "tfds", "--data tfds:NAME"),
             (("split_seed", "exclude"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
-            (
-                ("group",),
-                kind in DRAWN,
-                "--data folder:, csv: or tar:, and to keras-vit shard of these",
-            ),
+            (("group",), kind in DRAWN, "--data folder:, csv: or tar:, and to keras-vit shard of these"),
             (("on_bad_image",), kind not in ("digits", "tfds"), "--data folder:, csv:, tfrecord: or tar:"),
         ],
     )
@@ -123,10 +116,7 @@ def _folders_alone(path: pathlib.Path) -> tuple[str, ...]:
 
 
 def check_list(listed: ListedFiles, path: pathlib.Path, on_bad_image: OnBadImage) -> None:
-    """Raise UserError unless the files of a CSV file exist; of a long one, the first are checked.
-
-    Images may be skipped, but not all of them.
-    """
+    """Raise UserError unless the files of a CSV file exist, of a long one the first; of skipped images, one must."""
     files = list(itertools.chain.from_iterable(listed.value_of.values()))
     missing = [file for file in files[:_MOST_LISTED] if not os.path.lexists(file)]
     if on_bad_image == "stop" or len(missing) == len(files):
@@ -135,10 +125,7 @@ def check_list(listed: ListedFiles, path: pathlib.Path, on_bad_image: OnBadImage
 
 
 def files_of(kind: str, pattern: str) -> list[str]:
-    """Return the TFRecord or tar files that a pattern matches, in order. Raises UserError if there is none.
-
-    So it does for compressed tar files, in which nothing can be read by its place.
-    """
+    """Return the TFRecord or uncompressed tar files that a pattern matches, in order. Raises UserError if none is."""
     ending, matching_files = _ENDINGS[kind], matching(pattern)
     compressed = [file for file in matching_files if kind == "tar" and file.endswith(_COMPRESSED)]
     files = sorted(file for file in matching_files if file.endswith(ending))
@@ -173,10 +160,7 @@ def split_of(*words: str) -> str | None:
 
 
 def files_of_splits(pattern: str, splits: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """Return the files of "train" and "test", from the split of each file; print those of none.
-
-    Raises UserError if there is no file of one of them.
-    """
+    """Return the files of "train" and "test", and print those of no split. Raises UserError if there is none of one."""
     files = {split: [file for file in splits if splits[file] == split] for split in ("train", "test")}
     if not all(files.values()):
         raise UserError(
@@ -235,8 +219,4 @@ def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
     if kind == "folder":
         splits = split_folders(source.path)
         return tuple(sorted(map(composed, directories(splits[0] if splits else source.path))))
-    column, value_of, *_ = listed_files(source.path)
-    texts = {text for files in value_of.values() for text in files.values()}
-    return tuple(
-        sorted(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)})
-    )
+    return tuple(sorted(listed_files(source.path).classes))

@@ -34,8 +34,7 @@ _LOST = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
 # Of images at fault, how many are named in a message, and how many different reasons are counted.
 _MOST_NAMED, _REASONS = 10, 5
-# Images of each split that are checked for a warning if not all of them are read beforehand.
-_LOOKED_AT = 64
+_LOOKED_AT = 64  # images of each split that are checked for a warning if not all of them are read beforehand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +68,7 @@ class Split:
     """The group of each example (n,) int64, see `training.data.groups`; None where the split was not drawn by them."""
 
     def example(self, index: tf.Tensor, preprocessing: Preprocessing | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images.
-
-        preprocessing: of the model that the image is for; it says how files are decoded.
-        """
+        """int64 index -> (image uint8 (h, w, C), label int32), decoded as a model's preprocessing says."""
         image, label = self.read(index)
         return decoded(image, preprocessing), label
 
@@ -107,8 +103,7 @@ def split_of_files(files: Sequence[str], contents: FileContents, **fields: Any) 
 
 def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
     """Return images (n, h, w, C) uint8 and labels (n,) in memory as a split. Raises UserError for other labels."""
-    outside = labels[(labels < 0) | (labels >= len(names))]
-    if len(outside):
+    if len(outside := labels[(labels < 0) | (labels >= len(names))]):
         raise UserError(
             f"Labels must be 0 to {len(names) - 1}, one for each of the {len(names)} classes, "
             f"but {len(outside)} of {len(labels)} are outside, {outside[0]} first."
@@ -181,10 +176,7 @@ def decoded(image: tf.Tensor, preprocessing: Preprocessing | None = None) -> tf.
 
 
 def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
-    """Return of up to 32 images the median (height, width), the channels, and whether most have transparent pixels.
-
-    channels: 1 if all are gray, with or without an alpha, else 3.
-    """
+    """Return of up to 32 images the median (height, width), 1 or 3 channels, and whether most are transparent."""
     chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
     images = [split.example(tf.constant(index))[0].numpy() for index in chosen]
     heights, widths, channels = np.array([image.shape for image in images]).T
@@ -202,10 +194,7 @@ def random_subset(split: Split, num_examples: int, seed: int) -> Split:
 
 
 def balanced(split: Split) -> Split:
-    """Return a split in which all classes have as many examples as the largest: theirs, repeated in turn.
-
-    Raises UserError if the labels are not known without reading the examples.
-    """
+    """Return a split in which all classes repeat their examples up to the largest. Raises UserError without labels."""
     labels = _known_labels(split, "--balance repeats the images of small classes")
     of_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = max(map(len, of_class))
@@ -250,17 +239,16 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
         yield
     except (*_LOST, tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
         is_lost = isinstance(error, _LOST)
-        sentence = _lost_file(error.message) if is_lost else _bad_example(error.message, splits)
-        if not sentence:
-            raise
-        raise UserError(sentence) from error
+        if sentence := _lost_file(error.message) if is_lost else _bad_example(error.message, splits):
+            raise UserError(sentence) from error
+        raise
 
 
 def _lost_file(message: str) -> str | None:
     """Return the sentence on a file that a graph could not read: its path and the reason stand before the operator."""
     reader = r"(?:ReadFile|DatasetToSingleElement)"
-    lost = re.search(rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", message, re.M)
-    if not lost:
+    pattern = rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})"
+    if not (lost := re.search(pattern, message, re.M)):
         return None
     path, _, why = lost[1].strip().rpartition("; ")
     return f"{path} can no longer be read ({why}); put it back, and the same command continues."
@@ -296,8 +284,8 @@ def _check_decoding(split: Split, on_bad_image: OnBadImage = "stop") -> list[int
         return decoding_problem(image) if image.dtype == tf.string else None
 
     bad = problems_of(range(split.num_examples), problem)
-    named = [(split.name(index), why) for index, why in bad.items()]
-    report_bad(named, f"of {split.num_examples} images cannot be decoded", on_bad_image=on_bad_image)
+    what = f"of {split.num_examples} images cannot be decoded"
+    report_bad([(split.name(index), why) for index, why in bad.items()], what, on_bad_image=on_bad_image)
     return list(bad)
 
 
@@ -326,15 +314,9 @@ def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], whe
 
 
 def report_bad(
-    problems: Collection[tuple[str, str]],
-    what: str,
-    advice: str = "repair or remove them",
-    on_bad_image: OnBadImage = "stop",
+    problems: Collection[tuple[str, str]], what: str, advice="repair or remove them", on_bad_image: OnBadImage = "stop"
 ) -> None:
-    """Raise UserError for names with their problems, or print it where they are skipped; return if there is none.
-
-    The sentence names a few, and says how many have which problem; a file lists all.
-    """
+    """Raise UserError for a few of the names with problems, of which a file lists all, or print it if skipped."""
     if not problems:
         return
     named = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems, _MOST_NAMED))
@@ -422,9 +404,7 @@ def warn_about_images(*splits: Split) -> None:
                 if data.dtype != tf.string:
                     return  # pixels without files
                 decoding_problem(data, image_warnings, split.name(int(index)))
-        image_warnings.warn(
-            f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
-        )
+        image_warnings.warn(f"{len(chosen)} images{' looked at' * (len(chosen) < split.num_examples)}")
 
 
 def error_reason(error: tf.errors.OpError) -> str:

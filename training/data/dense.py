@@ -10,6 +10,7 @@ targets; "segments" (h, w) int32, the number of the target that each pixel belon
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -18,34 +19,29 @@ from keras_vit import Preprocessing
 from keras_vit.images import graph
 from training.data import augment
 from training.data.dataset import Split, decoded, without_autograph
-from training.data.pipeline import batches_in_order, example_numbers, rows_of_part, training_order
+from training.data.pipeline import batches_in_order, example_numbers, recolored, rows_of_part, training_order
 from training.recipes.dense import DenseRecipe, DetectRecipe
 
-# Share of a box that must stay visible in a window for it to remain a target.
-_LEAST_VISIBLE = 0.25
-# Rows and columns of a mosaic.
-TILES = 2
+_LEAST_VISIBLE = 0.25  # share of a box that must stay visible in a window for it to remain a target
+TILES = 2  # rows and columns of a mosaic
+
+Example = tuple[tf.Tensor, dict[str, tf.Tensor]]  # an image and its target
 
 
 class Geometry(NamedTuple):
     """Where the pixels of an image go in the model's input: a window is resized, perhaps flipped, and placed."""
 
-    window: tf.Tensor
-    """(4,) int32: top, left, height and width in the image."""
-    size: tf.Tensor
-    """(2,) int32: height and width of the resized window."""
-    corner: tf.Tensor
-    """(2,) int32: its first row and column in the input."""
-    flip: tf.Tensor
-    """bool: whether left and right of the window are exchanged."""
+    window: tf.Tensor  # (4,) int32: top, left, height and width in the image
+    size: tf.Tensor  # (2,) int32: height and width of the resized window
+    corner: tf.Tensor  # (2,) int32: its first row and column in the input
+    flip: tf.Tensor  # bool: whether left and right of the window are exchanged
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseBatches:
     """Batches of images with masks or boxes; see `training.data.dataset.Batches`."""
 
-    num_targets: int
-    """T, to which the targets of each image are filled up."""
+    num_targets: int  # T, to which the targets of each image are filled up
 
     def training(
         self,
@@ -71,9 +67,7 @@ class DenseBatches:
 
         @without_autograph
         def batch(images: tf.Tensor, targets: dict[str, tf.Tensor], draws: tf.Tensor) -> tuple:
-            if recipe.color_jitter or recipe.three_augment:
-                images = augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
-            return preprocessing.normalize(images), targets
+            return preprocessing.normalize(recolored(images, draws, recipe)), targets
 
         data = example_numbers(len(rows), first_step, num_steps)
         data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -81,7 +75,7 @@ class DenseBatches:
 
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    ) -> Example:
         """Return one augmented example: (height, width, C) float32, 0..255, and its target, not filled up."""
         assert split.target is not None
         image = preprocessing.to_channels(decoded(split.read(index)[0], preprocessing))
@@ -123,37 +117,37 @@ class DenseBatches:
 class SceneBatches(DenseBatches):
     """Batches of images with segments."""
 
-    stuff: tuple[int, ...] = ()
-    """Classes that have no objects."""
+    stuff: tuple[int, ...] = ()  # classes that have no objects
 
 
 @dataclasses.dataclass(frozen=True)
 class BoxBatches(DenseBatches):
     """Batches of images with boxes, some of them mosaics."""
 
-    of_image: int
-    """Boxes of one image at most; `num_targets` is as many as four can have."""
+    of_image: int  # boxes of one image at most; `num_targets` is as many as four can have
 
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    ) -> Example:
         """One augmented image or, with the probability of the recipe, four of them; see `DenseBatches.example`."""
-        single = super().example
+        single = functools.partial(super().example, split, recipe, preprocessing, index, seed)
         if not isinstance(recipe, DetectRecipe) or not recipe.mosaic:
-            return single(split, recipe, preprocessing, index, seed)
+            return single()
+
+        def alone() -> Example:
+            image, target = single()
+            return image, self.filled(target)
+
         own, drawn = tf.unstack(tf.random.split(tf.random.experimental.stateless_fold_in(seed, 1)))
         return tf.cond(
             tf.random.stateless_uniform((), own) < recipe.mosaic,
             lambda: self._mosaic(split, recipe, preprocessing, index, drawn),
-            lambda: self._alone(single(split, recipe, preprocessing, index, seed)),
+            alone,
         )
-
-    def _alone(self, example: tuple[tf.Tensor, dict[str, tf.Tensor]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        return example[0], self.filled(example[1])
 
     def _mosaic(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    ) -> Example:
         """Return the image of the index and three by chance, each in a quarter."""
         count, full = TILES**2, preprocessing.image_size
         height, width = (side // TILES for side in full)
@@ -189,10 +183,7 @@ class BoxBatches(DenseBatches):
 
 
 def random_geometry(original_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecipe) -> Geometry:
-    """Large-scale jitter ("Simple Copy-Paste", arXiv 2012.07177), a random window of it, and a flip.
-
-    original_size: height and width, (2,) int32.
-    """
+    """Large-scale jitter of (h, w) ("Simple Copy-Paste", arXiv 2012.07177), a random window of it, and a flip."""
     scale_seed, place_seed, flip_seed = tf.unstack(tf.random.split(seed, 3))
     original, target = tf.cast(original_size, tf.float32), tf.constant(recipe.image_size, tf.float32)
     low, high = recipe.scale_jitter
@@ -201,25 +192,20 @@ def random_geometry(original_size: tf.Tensor, seed: tf.Tensor, recipe: DenseReci
     window = tf.clip_by_value(tf.round(size / scale), 1.0, original)
     place = tf.random.stateless_uniform((2,), place_seed)
     begin = tf.floor(place * (original - window + 1.0))
-    flip = tf.constant(False)
-    if recipe.flip:
-        flip = tf.random.stateless_uniform((), flip_seed) < 0.5
-    return Geometry(
-        tf.cast(tf.concat([begin, window], axis=0), tf.int32), tf.cast(size, tf.int32), tf.zeros(2, tf.int32), flip
-    )
+    flip = tf.random.stateless_uniform((), flip_seed) < 0.5 if recipe.flip else tf.constant(False)
+    where = tf.cast(tf.concat([begin, window], axis=0), tf.int32)
+    return Geometry(where, tf.cast(size, tf.int32), tf.zeros(2, tf.int32), flip)
 
 
 def model_geometry(original_size: tf.Tensor, preprocessing: Preprocessing) -> Geometry:
     """Return the geometry of a model's preprocessing: the part of the image that its input shows, and where."""
     sides = tf.unstack(tf.cast(original_size, tf.float64))
     rows, columns = preprocessing.placements(sides, tf)
-    lengths = [
-        tf.minimum(p.resized - p.begin, float(n))
-        for p, n in zip((rows, columns), preprocessing.image_size, strict=True)
-    ]
+    (height, width), axes = preprocessing.image_size, (rows, columns)
+    lengths = [tf.minimum(p.resized - p.begin, float(n)) for p, n in ((rows, height), (columns, width))]
     # The pixels of the image behind the crop of the resized window.
-    firsts = [tf.round(p.first + p.begin * p.window / p.resized) for p in (rows, columns)]
-    windows = [tf.round(n * p.window / p.resized) for p, n in zip((rows, columns), lengths, strict=True)]
+    firsts = [tf.round(p.first + p.begin * p.window / p.resized) for p in axes]
+    windows = [tf.round(n * p.window / p.resized) for p, n in zip(axes, lengths, strict=True)]
     window = tf.cast(tf.stack([*firsts, *windows]), tf.int32)
     corner = tf.cast(tf.stack([rows.before, columns.before]), tf.int32)
     return Geometry(window, tf.cast(tf.stack(lengths), tf.int32), corner, tf.constant(False))

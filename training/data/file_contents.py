@@ -12,7 +12,7 @@ import os
 import pathlib
 import typing
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -71,25 +71,22 @@ class FileContents:
         groups: dict[int, list[str]] = collections.defaultdict(list)
         for file in (*train, *test):
             groups[self._digests[file]].append(file)
-        equal = [files for files in groups.values() if len(files) > 1]
-        labels = {**train, **test}
-        others = [(files[0], file) for files in equal for file in files if labels[file] != labels[files[0]]]
-        copies = []
-        for files in equal:
-            known = [file for file in files if file in train]
+        labels, others, copies, found = {**train, **test}, dict[str, str](), dict[str, str](), list[str]()
+        for files in filter(lambda each: len(each) > 1, groups.values()):
             for file in files:
-                alike = [other for other in known if file in test and train[other] == test[file]]
-                copies += [(file, alike[0])] if alike else []
-        found = []
+                if labels[file] != labels[files[0]]:
+                    others.setdefault(files[0], file)
+                alike = [other for other in files if file in test and other in train and train[other] == test[file]]
+                if alike:
+                    copies[file] = alike[0]
         if others:
-            first, other = map(shown, others[0])
-            count = len(dict(others))
+            (first, other), count = map(shown, next(iter(others.items()))), len(others)
             found.append(
                 f"{count:,} {'image also appears' if count == 1 else 'images also appear'} under another label, such "
                 f"as {first} and {other}; keep each under its right label."
             )
         if copies:
-            copy, original = map(shown, copies[0])
+            copy, original = map(shown, next(iter(copies.items())))
             found.append(
                 f"{len(copies):,} of the {len(test):,} evaluation images {is_or_are(len(copies))} also among the "
                 f"training images, such as {copy} and {original}, so the accuracy will be too high; remove the copies."
@@ -111,34 +108,26 @@ class Decision:
     """A decision on an image."""
 
     path: str
-    digest: str
-    """A hash of its content, 16 hexadecimal digits; see `FileContents`."""
+    digest: str  # a hash of its content, 16 hexadecimal digits; see `FileContents`
     decision: Decided
-    new_label: str
-    """Used by relabel alone."""
+    new_label: str  # used by relabel alone
 
 
-@dataclasses.dataclass(frozen=True)
-class Decisions:
-    """The rows of a file, by the digest of the image."""
+def decisions_of(
+    files: Sequence[str], contents: FileContents, by_digest: Mapping[str, Sequence[Decision]]
+) -> dict[str, Decision]:
+    """Return the decisions by their files.
 
-    file: str
-    by_digest: dict[str, list[Decision]]
-
-    def of_files(self, files: Iterable[str], contents: FileContents) -> dict[str, Decision]:
-        """Return the decisions by their files.
-
-        An image is known by its content, wherever it is now. Of copies, each has the decision with its own file name
-        and folder, or with its own name; other copies are kept.
-        """
-        files = list(files)
-        decisions: dict[str, Decision] = {}
-        for file, digest in zip(files, contents.digests(files).tolist(), strict=True):
-            rows = self.by_digest.get(f"{digest:016x}", [])
-            best = max(rows, key=lambda row: _same_parts(shown(file), row.path), default=None)
-            if best is not None and _same_parts(shown(file), best.path):
-                decisions[file] = best
-        return decisions
+    An image is known by its content, wherever it is now. Of copies, each has the decision with its own file name and
+    folder, or with its own name; other copies are kept.
+    """
+    decisions: dict[str, Decision] = {}
+    for file, digest in zip(files, contents.digests(files).tolist(), strict=True):
+        rows = by_digest.get(f"{digest:016x}", ())
+        best = max(rows, key=lambda row: _same_parts(shown(file), row.path), default=None)
+        if best is not None and _same_parts(shown(file), best.path):
+            decisions[file] = best
+    return decisions
 
 
 def _same_parts(file: str, other: str) -> int:
@@ -147,8 +136,8 @@ def _same_parts(file: str, other: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def read_decisions(name: str) -> Decisions:
-    """Read a file of decisions. Raises UserError for the first wrong row."""
+def read_decisions(name: str) -> dict[str, list[Decision]]:
+    """Read a file of decisions, by the digests of the images. Raises UserError for the first wrong row."""
     path = existing_file(name, "--exclude takes decisions.csv of review")
     by_digest: dict[str, list[Decision]] = {}
     with (
@@ -164,6 +153,5 @@ def read_decisions(name: str) -> Decisions:
                 f"Line {number} of {name} should have a path, a digest, a decision of {', '.join(get_args(Decided))} "
                 f"and, to relabel, a new_label, but has the decision {decided!r:.60}; correct it."
             )
-        decision = Decision(file, digest, typing.cast(Decided, decided), label)
-        by_digest.setdefault(digest, []).append(decision)
-    return Decisions(name, by_digest)
+        by_digest.setdefault(digest, []).append(Decision(file, digest, typing.cast(Decided, decided), label))
+    return by_digest

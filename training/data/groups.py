@@ -24,10 +24,8 @@ from keras_vit.errors import explained
 from keras_vit.images.decode import open_image
 from training.options.common import ALONE, AUTO, FOLDER
 
-# Without a split of its own, one of so many images of each class is evaluated.
-HOLD_OUT = 10
-# Images up to which all are compared.
-MOST_COMPARED = 50_000
+HOLD_OUT = 10  # without a split of its own, one of so many images of each class is evaluated
+MOST_COMPARED = 50_000  # images up to which all are compared
 # Side of the images that are compared, the cosine of near copies, and how many are compared with others at a time.
 _SIDE, _LEAST_COSINE, _BLOCK = 16, 0.995, 512
 _BURST = datetime.timedelta(minutes=1)
@@ -39,11 +37,9 @@ _CAMERA, _EXPOSURE, _TIME = (0x010F, 0x0110), 0x8769, 0x9003
 class Look:
     """The look of an image, and what its EXIF data say."""
 
-    colors: np.ndarray
-    """(768,) float16, of length 1; zeros for an image of one color."""
+    colors: np.ndarray  # (768,) float16, of length 1; zeros for an image of one color
     camera: str
-    time: datetime.datetime | None
-    """When it was taken; None without EXIF."""
+    time: datetime.datetime | None  # when it was taken; None without EXIF
 
 
 def look_at(content: bytes) -> Look | None:
@@ -74,8 +70,7 @@ def looks_of(read: Callable[[int], bytes], count: int) -> list[Look | None]:
         return None
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        looks = pool.map(look, range(count))
-        return list(tracked(looks, "Looking for near copies", count))
+        return list(tracked(pool.map(look, range(count)), "Looking for near copies", count))
 
 
 def groups_of(
@@ -127,11 +122,10 @@ def _matches(paths: Sequence[str], rule: str) -> list[str | None]:
 
 
 def _near_copies(looks: Sequence[Look | None]) -> list[tuple[int, int]]:
-    rows = np.array([row for row, look in enumerate(looks) if look and look.colors.any()], np.int64)
-    if len(rows) < 2 or len(looks) > MOST_COMPARED:
+    seen = {row: look.colors for row, look in enumerate(looks) if look and look.colors.any()}
+    if len(seen) < 2 or len(looks) > MOST_COMPARED:
         return []
-    colors = np.stack([look.colors for look in looks if look and look.colors.any()]).astype(np.float32)
-    links = list[tuple[int, int]]()
+    rows, colors, links = np.array([*seen]), np.stack([*seen.values()]).astype(np.float32), list[tuple[int, int]]()
     for begin in range(0, len(rows), _BLOCK):
         near = np.argwhere(colors[begin : begin + _BLOCK] @ colors[begin:].T >= _LEAST_COSINE) + begin
         links += map(tuple, rows[near[near[:, 0] < near[:, 1]]].tolist())

@@ -4,6 +4,8 @@ import collections
 import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
+import operator
 import os
 import pathlib
 import re
@@ -18,14 +20,7 @@ from keras_vit.errors import is_or_are, nearest
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_folder, is_remote
 from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image, others_line
-from training.data.checks import (
-    FOLDER_ADVICE,
-    check_class_size,
-    check_list,
-    class_folders,
-    directories,
-    split_folders,
-)
+from training.data.checks import FOLDER_ADVICE, check_class_size, check_list, class_folders, directories, split_folders
 from training.data.dataset import (
     DataSet,
     ImageWarnings,
@@ -36,14 +31,13 @@ from training.data.dataset import (
     problems_of,
     report_bad,
 )
-from training.data.file_contents import Decisions, FileContents, read_decisions, shown
+from training.data.file_contents import FileContents, decisions_of, read_decisions, shown
 from training.data.groups import HOLD_OUT, groups_of, held_out
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.options.common import ALONE, AUTO, DataOptions, OnBadImage
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
-# File -> the name of its class, in the order of the classes and then of the files.
-Labels = dict[str, str]
+Labels = dict[str, str]  # file -> the name of its class, in the order of the classes and then of the files
 
 
 def folder(options: DataOptions) -> DataSet:
@@ -98,24 +92,20 @@ def _opened(
     Raises UserError for options that the data do not allow.
     """
     path = options.path
-    decisions = None if options.exclude is None else read_decisions(options.exclude)
-    if column != ONE_CLASS and decisions is not None:
+    if column != ONE_CLASS and options.exclude is not None:
         raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
     if options.split_seed is not None and "" not in splits:
         raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
     draw.contents.with_looks = "" in splits and options.group != ALONE
     reader = _Reader(options.on_bad_image, draw.contents)
     if column != ONE_CLASS:
-        return _of_shares(column, splits, where, reader, path, draw)
+        return _of_shares(column, splits, where, reader, draw)
     files = {split: reader.readable(labels, where[split]) for split, labels in splits.items()}
-    return _of_classes(_decided(files, decisions, draw.contents), path, draw)
+    return _of_classes(_decided(files, options.exclude, draw.contents), path, draw)
 
 
 def _say_separators(path: pathlib.Path, column: str, texts: Sequence[str]) -> None:
-    """Name a class with a bar in a column of one class, and one with a comma that may be several classes.
-
-    These are classes of their own, too, or no bar separates any classes.
-    """
+    """Name a class with a bar in a column of one class, and one with a comma that may be several classes."""
     with_bar = [text for text in texts if "|" in text]
     if column == ONE_CLASS and with_bar:
         print(f"{with_bar[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
@@ -173,8 +163,7 @@ def _class_files(path: pathlib.Path, *, least: int) -> Labels:
     # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
     if odd := [name for name in classes if not name.isprintable()]:
         raise UserError(f"The class folder {odd[0]!r} in {path} has unprintable characters in its name; rename it.")
-    labels: Labels = {}
-    others = []
+    labels, others = Labels(), list[str]()
     for name in classes:
         files, beside = _entries(path / name)
         labels |= dict.fromkeys(files, composed(name))
@@ -186,10 +175,7 @@ def _class_files(path: pathlib.Path, *, least: int) -> Labels:
 
 
 def images_in(folder: pathlib.Path) -> list[str]:
-    """Return the images in a folder and the folders inside it; print how many other files there are.
-
-    Raises UserError if there is no image.
-    """
+    """Return the images in and below a folder; print how many files are others. Raises UserError without images."""
     images, others = _entries(folder)
     if others:
         print(others_line(others, str(folder)))
@@ -199,19 +185,14 @@ def images_in(folder: pathlib.Path) -> list[str]:
 
 
 def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Return the images in a folder and the folders inside it, and what else lies there, without what is hidden.
-
-    A link to a folder is one entry.
-    """
+    """Return images in and below a folder, and what else is there but hidden; a link to a folder is one entry."""
     entries = [entry for entry in folder.rglob("*") if not any(map(is_hidden, entry.relative_to(folder).parts))]
     if not is_remote(folder):  # else they are files
         entries = [entry for entry in entries if entry.is_symlink() or not entry.is_dir()]
     with concurrent.futures.ThreadPoolExecutor() as pool:  # of a bucket, each first byte is a request
         are_images = list(pool.map(looks_like_image, entries))
-    split: tuple[list[str], list[str]] = ([], [])
-    for entry, is_image in zip(entries, are_images, strict=True):
-        split[not is_image].append(str(entry))
-    return sorted(split[0]), split[1]
+    others = map(operator.not_, are_images)
+    return sorted(map(str, itertools.compress(entries, are_images))), [*map(str, itertools.compress(entries, others))]
 
 
 def file_problem(file: str, image_warnings: ImageWarnings, contents: FileContents) -> str | None:
@@ -228,15 +209,15 @@ def file_problem(file: str, image_warnings: ImageWarnings, contents: FileContent
         return error_reason(error)
 
 
-def _decided(splits: dict[str, Labels], decisions: Decisions | None, contents: FileContents) -> dict[str, Labels]:
+def _decided(splits: dict[str, Labels], exclude: str | None, contents: FileContents) -> dict[str, Labels]:
     """Return the files of each split without what the decisions of a file drop, and with their new labels.
 
     Raises UserError for a new label that is no class, and for a class that loses all its images.
     """
-    if decisions is None:
+    if exclude is None:
         return splits
     files = [file for labels in splits.values() for file in labels]
-    decided = decisions.of_files(files, contents)
+    decided = decisions_of(files, contents, read_decisions(exclude))
     results, dropped, relabeled = {}, 0, 0
     for split, labels in splits.items():
         classes, result = set(labels.values()), dict(labels)
@@ -245,18 +226,18 @@ def _decided(splits: dict[str, Labels], decisions: Decisions | None, contents: F
             if decision == "drop":
                 del result[file]
                 dropped += 1
-            if decision == "relabel" and label not in classes:
-                raise UserError(
-                    f"{decisions.file} gives {shown(file)} the label {label!r}, which the data do not have; "
-                    f"correct it; the nearest: {nearest(label, classes)}."
-                )
-            if decision == "relabel":
+            elif decision == "relabel":
+                if label not in classes:
+                    raise UserError(
+                        f"{exclude} gives {shown(file)} the label {label!r}, which the data do not have; "
+                        f"correct it; the nearest: {nearest(label, classes)}."
+                    )
                 relabeled += label != labels[file]
                 result[file] = label
-        _check_sizes(result, classes, f"the data without what {decisions.file} drops")
+        _check_sizes(result, classes, f"the data without what {exclude} drops")
         results[split] = _sorted(result)
     print(
-        f"{decisions.file}: {dropped:,} of {len(files):,} images {is_or_are(dropped)} left out, and {relabeled:,} "
+        f"{exclude}: {dropped:,} of {len(files):,} images {is_or_are(dropped)} left out, and {relabeled:,} "
         f"{'has' if relabeled == 1 else 'have'} another label."
     )
     return results
@@ -266,8 +247,7 @@ def _decided(splits: dict[str, Labels], decisions: Decisions | None, contents: F
 class _Draw:
     """How a tenth of the images is kept for evaluation."""
 
-    root: pathlib.Path
-    """The folder of the paths."""
+    root: pathlib.Path  # the folder of the paths
     options: DataOptions
     named: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """File -> the name of its group, of those that have one."""
@@ -275,10 +255,9 @@ class _Draw:
 
     def place(self, file: str) -> bytes:
         """Return a hash that puts the files in a random order; the same for all without a seed."""
-        seed = self.options.split_seed
-        return (
-            b"" if seed is None else hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, self.root)}")).digest()
-        )
+        if (seed := self.options.split_seed) is None:
+            return b""
+        return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, self.root)}")).digest()
 
     def groups(self, files: Sequence[str]) -> np.ndarray:
         """Return the number of the group of each file (n,)."""
@@ -299,14 +278,13 @@ def _of_classes(splits: dict[str, Labels], path: pathlib.Path, draw: _Draw) -> D
     check_classes_of_splits(train.values(), test.values(), path)
     for remark in contents.remarks(train, test):
         print(f"Warning: {remark}")
-    names = sorted({*train.values()})
-    number_of = {name: number for number, name in enumerate(names)}
+    names = tuple(sorted({*train.values()}))
     made: list[Split] = []
     for labels in (train, test):
         # Without the path of the folder, which may differ between workers.
         lines = [os.path.join(label, os.path.basename(file)) for file, label in labels.items()]
-        made.append(_split(list(labels), np.array([number_of[label] for label in labels.values()]), lines, contents))
-    return DataSet(tuple(names), made[0], made[1], held_out=held_out)
+        made.append(_split(list(labels), _numbers(labels, names), lines, contents))
+    return DataSet(names, made[0], made[1], held_out=held_out)
 
 
 def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
@@ -317,10 +295,8 @@ def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
     together are on one side.
     """
     _check_sizes(labels, labels.values(), str(draw.root), least=2)
-    files = [*labels]
-    names = sorted({*labels.values()})
-    number_of = {name: number for number, name in enumerate(names)}
-    numbers = np.array([number_of[label] for label in labels.values()])
+    files, names = [*labels], sorted({*labels.values()})
+    numbers = _numbers(labels, names)
     seed, insist = draw.options.split_seed, draw.options.group != AUTO or bool(draw.named)
     order = None if seed is None else np.array(sorted(range(len(files)), key=lambda row: draw.place(files[row])))
     are_kept = held_out(numbers, names, draw.groups(files), order, insist=insist)
@@ -329,16 +305,17 @@ def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
     how = f"A tenth of each class, drawn with the seed {seed},"
     how = "Every tenth image of each class" if seed is None else how
     print(f"{how} is kept for evaluation: {are_kept.sum():,} of {len(files):,} images, {each} of each class.")
-    return _divided(labels, {file for file, is_kept in zip(files, are_kept, strict=True) if is_kept})
+    return _divided(labels, {*itertools.compress(files, are_kept)})
+
+
+def _numbers(labels: Labels, names: Sequence[str]) -> np.ndarray:
+    """Return the number of each file's class (n,)."""
+    number_of = {name: number for number, name in enumerate(names)}
+    return np.array([number_of[label] for label in labels.values()])
 
 
 def _of_shares(
-    column: str,
-    value_of: Mapping[str, Mapping[str, str]],
-    where: Mapping[str, str],
-    reader: _Reader,
-    path: pathlib.Path,
-    draw: _Draw,
+    column: str, value_of: Mapping[str, Mapping[str, str]], where: Mapping[str, str], reader: _Reader, draw: _Draw
 ) -> DataSet:
     """Return the data set of files with several classes each, or with a share of each class."""
     names: set[str] = set()
@@ -349,19 +326,17 @@ def _of_shares(
         splits[split] = {file: shares[file] for file in reader.good_files(list(shares), where[split])}
     if held_out := set(splits) == {""}:
         splits = _spread_tenth(splits[""], draw)
-    _check_shares(splits, sorted(names), path)
+    _check_shares(splits, names, draw.options.path)
     train, test = splits["train"], splits["test"]
     for remark in reader.contents.remarks(train, test):
         print(f"Warning: {remark}")
-    made = [_target_split(part, sorted(names), column == SEVERAL_CLASSES, reader.contents) for part in (train, test)]
-    return DataSet(tuple(sorted(names)), made[0], made[1], held_out=held_out)
+    labels = tuple(sorted(names))
+    made = [_target_split(part, labels, column == SEVERAL_CLASSES, reader.contents) for part in (train, test)]
+    return DataSet(labels, made[0], made[1], held_out=held_out)
 
 
 def _spread_tenth(shares: dict[str, dict[str, float]], draw: _Draw) -> dict[str, dict]:
-    """Keep every tenth file for evaluation, in the order of the rarest of their classes; return those of each split.
-
-    So each class has about a tenth of its images there.
-    """
+    """Keep every tenth file, by its rarest class, so that each class has about a tenth; return both splits."""
     counts = collections.Counter(name for own in shares.values() for name, share in own.items() if share)
 
     def place(file: str) -> tuple:
@@ -386,11 +361,11 @@ def _divided(files: dict[str, Any], kept: Collection[str]) -> dict[str, dict[str
     }
 
 
-def _check_shares(splits: Mapping[str, dict[str, dict[str, float]]], names: Sequence[str], path: pathlib.Path) -> None:
+def _check_shares(splits: Mapping[str, dict[str, dict[str, float]]], names: set[str], path: pathlib.Path) -> None:
     """Raise UserError for a split without images, and for a class without any to train on."""
     for split in ("train", "test"):
         files = splits[split].values()
-        missing = sorted(set(names) - {name for shares in files for name, share in shares.items() if share})
+        missing = sorted(names - {name for shares in files for name, share in shares.items() if share})
         if not files or (missing and split == "train"):
             what = f"image of the class {missing[0]!r}" if files else "image"
             advice = "add some, or leave the class out" if files else "add some"
@@ -418,12 +393,11 @@ def _target_split(
 ) -> Split:
     """Return files with their shares of the classes; the label is -1, or the first of those with the largest share."""
     number_of, paths = {name: index for index, name in enumerate(names)}, list(shares)
-    classes = [[number_of[name] for name in own] for own in shares.values()]
-    values = [list(own.values()) for own in shares.values()]
+    rows = [[(number_of[name], share) for name, share in own.items()] for own in shares.values()]
     # Rows of different lengths, since a whole matrix would be large with many classes.
-    ends = tf.constant(np.cumsum([0, *map(len, classes)]), tf.int64)
-    all_classes = tf.constant([number for row in classes for number in row], tf.int32)
-    all_values = tf.constant([value for row in values for value in row], tf.float32)
+    ends = tf.constant(np.cumsum([0, *map(len, rows)]), tf.int64)
+    all_classes = tf.constant([number for row in rows for number, _ in row], tf.int32)
+    all_values = tf.constant([share for row in rows for _, share in row], tf.float32)
 
     def target(index: tf.Tensor) -> tf.Tensor:
         begin, end = ends[index], ends[index + 1]
@@ -432,9 +406,7 @@ def _target_split(
     lines = [f"{os.path.basename(path)} {sorted(own.items())}" for path, own in shares.items()]
     known = np.full(len(paths), -1)
     if not multi_label:  # as argmax over all classes finds it
-        rows = zip(classes, values, strict=True)
-        known = np.array([min(n for n, share in zip(*row, strict=True) if share == max(row[1])) for row in rows])
+        known = np.array([min(row, key=lambda pair: (-pair[1], pair[0]))[0] for row in rows])
     split = _split(paths, known, lines, contents)
-    return dataclasses.replace(
-        split, target=target, multi_label=multi_label, labels=None if multi_label else split.labels
-    )
+    labels = None if multi_label else split.labels
+    return dataclasses.replace(split, target=target, multi_label=multi_label, labels=labels)

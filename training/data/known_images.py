@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 class TrainingData:
     """Images that a model was, or is to be, trained and evaluated on."""
 
-    data: str
-    """As --data, or of what a soup is the average of."""
+    data: str  # as --data, or of what a soup is the average of
     split_seed: int | None = None
-    counts: tuple[int, int] | None = None
-    """Training and evaluation images; None where it is not known."""
-    fingerprint: int | None = None
-    """The fingerprint of the data set; None where it is not known."""
+    counts: tuple[int, int] | None = None  # training and evaluation images; None where it is not known
+    fingerprint: int | None = None  # the fingerprint of the data set; None where it is not known
 
     @classmethod
     def of_run(cls, run: Run) -> "TrainingData | None":
@@ -84,11 +81,7 @@ def _refuse_split(run: Run, trained: str, advice: str) -> NoReturn:
 
 
 def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -> bool:
-    """Raise UserError where a rule keeps other images of the same data for evaluation than when a run was trained.
-
-    Warns of evaluation images that are training images of the run, wherever their files are now. Returns whether that
-    is known.
-    """
+    """`check_held_out`, then `warn_of_training_images` for the evaluation images; return whether these are known."""
     check_held_out(run, options, source)
     return warn_of_training_images(run, source.evaluation.digests, source.evaluation.name)
 
@@ -96,14 +89,13 @@ def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -
 def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
     """Raise UserError if a rule keeps other images for evaluation now than when a run was trained on the same data."""
     known, now = TrainingData.of_run(run), TrainingData.of_options(options, source)
-    if not source.held_out or known is None or known.counts is None:
+    if known is None or known.counts is None or not source.held_out:
         return
     if known.place != now.place or not known.has_other_images(now):
         return
     before, after = sum(known.counts), sum(now.counts or ())
-    then = "other images, or the same under other names or classes"
-    if before != after:
-        then = f"{before:,} images, instead of {after:,}"
+    others = "other images, or the same under other names or classes"
+    then = others if before == after else f"{before:,} images, instead of {after:,}"
     exclude, advice = run.settings["source"].get("exclude"), "evaluate on images of another folder"
     if exclude != options.exclude:
         advice = "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"

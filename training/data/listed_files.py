@@ -41,37 +41,33 @@ _NAMES = {
 _SEPARATORS = ",;\t|"
 _SPLITS = (*TRAINING_NAMES, *EVALUATION_NAMES)
 _KIND, _ADVICE = ("CSV in UTF-8", csv.Error), 'save it again, in Excel as "CSV UTF-8"'
-# How far from 1 the sum of an image's shares may be; they are then divided by it.
-_ROUNDING = 0.02
-# Files that a message names.
-_MOST_NAMED = 3
+_ROUNDING = 0.02  # how far from 1 the sum of an image's shares may be; they are then divided by it
+_MOST_NAMED = 3  # files that a message names
 
 
 class ListedFiles(NamedTuple):
     """The contents of a CSV file."""
 
-    column: str
-    """The column of the classes."""
-    value_of: dict[str, dict[str, str]]
-    """Split ("train" and "test", or "" alone) -> file -> what the column says of it."""
-    not_used: dict[str, int]
-    """The further evaluation splits, and their numbers of images."""
-    group_of: dict[str, str]
-    """File -> the name of its group; without files that have none."""
+    column: str  # the column of the classes
+    value_of: dict[str, dict[str, str]]  # split ("train" and "test", or "" alone) -> file -> what the column says of it
+    not_used: dict[str, int]  # the further evaluation splits, and their numbers of images
+    group_of: dict[str, str]  # file -> the name of its group; without files that have none
+
+    @property
+    def classes(self) -> set[str]:
+        """The names of the classes."""
+        texts, column = {text for files in self.value_of.values() for text in files.values()}, self.column
+        return texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
 
 
 class Line(NamedTuple):
     """A line below the first one."""
 
-    where: str
-    """Its number and file, as a message begins."""
+    where: str  # its number and file, as a message begins
     image: str
-    label: str
-    """The value in the column of the classes; "" without one."""
-    split: str
-    """In lower case; "" without the column."""
-    group: str
-    """The name of the group; "" without one."""
+    label: str  # the value in the column of the classes; "" without one
+    split: str  # in lower case; "" without the column
+    group: str  # the name of the group; "" without one
 
 
 def listed_files(path: pathlib.Path) -> ListedFiles:
@@ -83,8 +79,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
         column = columns[0] if len(columns) == 1 else f"one of {', '.join(_OF_CLASSES)}"
         check_columns(place_of, ("path", column), path)
         by_split: dict[str, dict[str, str]] = {}
-        first_line: dict[str, str] = {}
-        group_of: dict[str, str] = {}
+        first_line, group_of = dict[str, str](), dict[str, str]()
         for where, image, label, split, group in lines:
             file = str(listed_file(path.parent, image))
             if file in first_line:
@@ -94,15 +89,14 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
             first_line[file] = where
             by_split.setdefault(split, {})[file] = label
             group_of |= {file: group} if group else {}
-    texts = {label for files in by_split.values() for label in files.values()}
-    names = texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
-    check_several_classes(names, path)
+    listed = ListedFiles(column, by_split, {}, group_of)
+    check_several_classes(listed.classes, path)
     if "" in by_split:
-        return ListedFiles(column, by_split, {}, group_of)
+        return listed
     train, evaluation = used_splits(by_split, path)
     used = {"train": {file: label for name in train for file, label in by_split[name].items()}}
     used["test"] = by_split[evaluation[0]]
-    return ListedFiles(column, used, {name: len(by_split[name]) for name in evaluation[1:]}, group_of)
+    return listed._replace(value_of=used, not_used={name: len(by_split[name]) for name in evaluation[1:]})
 
 
 def check_columns(place_of: Mapping[str, int], wanted: Sequence[str], path: object) -> None:
@@ -113,10 +107,7 @@ def check_columns(place_of: Mapping[str, int], wanted: Sequence[str], path: obje
 
 
 def used_splits(names: Collection[str], path: object) -> tuple[list[str], list[str]]:
-    """Return the names of splits to train on and to evaluate on, of which the first is used.
-
-    Raises UserError if there is none of either.
-    """
+    """Return the splits to train on and to evaluate on, of which the first is used. Raises UserError without any."""
     train, evaluation = ([name for name in known if name in names] for known in (TRAINING_NAMES, EVALUATION_NAMES))
     if not train or not evaluation:
         raise UserError(
@@ -178,9 +169,9 @@ def _cells(line: str, separator: str) -> list[str]:
 def places_of(header: Sequence[str]) -> dict[str, int]:
     """Return the meaning -> the number of its column; without a meaning that several columns may have."""
     names = [re.sub("[^a-z]", "", name.lower()) for name in header]
-    places = {meaning: [n for n, name in enumerate(names) if name in known] for meaning, known in _NAMES.items()}
-    own = {meaning: [n for n, name in enumerate(names) if name == meaning] or places[meaning] for meaning in places}
-    return {meaning: numbers[0] for meaning, numbers in own.items() if len(numbers) == 1}
+    own = {meaning: [meaning] if meaning in names else known for meaning, known in _NAMES.items()}
+    places = {meaning: [n for n, name in enumerate(names) if name in known] for meaning, known in own.items()}
+    return {meaning: numbers[0] for meaning, numbers in places.items() if len(numbers) == 1}
 
 
 def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:
@@ -218,9 +209,8 @@ def listed_file(folder: pathlib.Path, name: str) -> pathlib.Path:
     slashed = name.replace("\\", "/")
     others = (slashed, unicodedata.normalize("NFC", slashed), unicodedata.normalize("NFD", slashed))
     paths = [os.path.normpath(folder / form) for form in dict.fromkeys((name, *others))]
-    if len(paths) > 1:
-        return pathlib.Path(next(filter(os.path.lexists, paths), os.path.normpath(folder / slashed)))
-    return pathlib.Path(paths[0])
+    usual = os.path.normpath(folder / slashed)
+    return pathlib.Path(next(filter(os.path.lexists, paths), usual) if len(paths) > 1 else usual)
 
 
 def check_listed(files: Collection[pathlib.Path], source: object, folder: pathlib.Path, allow_outside: bool) -> None:

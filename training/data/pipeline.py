@@ -6,6 +6,7 @@ image that a pseudo-random permutation, keyed by seed and epoch, puts at its pla
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
@@ -21,14 +22,12 @@ from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
 _SHUFFLE_ROUNDS = 16
-# What a batch's seed is folded with, so that it is not that of an example.
-_OF_THE_BATCH = 1
+_OF_THE_BATCH = 1  # what a batch's seed is folded with, so that it is not that of an example
 # What the seed of an image is folded with for its first crop, if it has several; the next crops take the next numbers.
 _OF_THE_CROPS = 16
 # Share of the image's area in the large and small crops of self-distillation.
 _LARGE_CROP_AREA, _SMALL_CROP_AREA = (0.4, 1.0), (0.05, 0.4)
-# Bytes up to which the resized images of a split are held in memory.
-_HELD_BYTES = 2**29
+_HELD_BYTES = 2**29  # bytes up to which the resized images of a split are held in memory
 # Images whose colors are changed together, whatever the batch: enough for vectorized operations, few enough for memory.
 _COLOR_ROWS = 32
 
@@ -63,7 +62,7 @@ def training_batches(
     rows, partners = _rows_to_read(recipe, part)
     shuffled = training_order(split, recipe.batch_size, rows, seed)
     crops = recipe if _has_several_crops(recipe) else None
-    recolored = crops is None and bool(recipe.color_jitter or recipe.three_augment)
+    is_recolored = crops is None and bool(recipe.color_jitter or recipe.three_augment)
 
     @without_autograph
     def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -77,7 +76,7 @@ def training_batches(
         if crops is not None:
             return _multi_crop(image, example_seed, crops, preprocessing), label
         image = _training_image(image, example_seed, recipe, preprocessing)
-        return (image, label, augment.color_draws(example_seed)) if recolored else (image, label)
+        return (image, label, augment.color_draws(example_seed)) if is_recolored else (image, label)
 
     @without_autograph
     def batch(step: tf.Tensor, examples: tuple) -> tuple:
@@ -91,19 +90,19 @@ def training_batches(
     else:
         make = without_autograph(lambda number: example(*stored(number)))
     data = data.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    group = _recolored(data, recipe).rebatch if recolored else data.batch
+    group = data.batch
+    if is_recolored:
+        recolor = without_autograph(lambda images, labels, draws: (recolored(images, draws, recipe), labels))
+        data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        group = data.rebatch
     return group(len(rows), drop_remainder=True).enumerate(first_step).map(batch).prefetch(tf.data.AUTOTUNE)
 
 
-def _recolored(data: tf.data.Dataset, recipe: Recipe) -> tf.data.Dataset:
-    """Return batches of examples (image, label, draws), without the draws, by which their colors are changed."""
-
-    @without_autograph
-    def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
-        return images, labels
-
-    return data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+def recolored(images: tf.Tensor, draws: tf.Tensor, recipe: Recipe) -> tf.Tensor:
+    """Return images (B, h, w, C) with the changes of colors that a recipe has, by draws (B, 5)."""
+    if not (recipe.color_jitter or recipe.three_augment):
+        return images
+    return augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
 
 
 def _has_several_crops(recipe: Recipe) -> TypeGuard[PretrainRecipe]:
@@ -111,9 +110,7 @@ def _has_several_crops(recipe: Recipe) -> TypeGuard[PretrainRecipe]:
 
 
 def training_order(split: Split, batch_size: int, rows: np.ndarray, seed: int) -> Callable:
-    """Return a function: number among the examples of these rows of every batch -> (index in the split, number in the
-    run), both int64.
-    """
+    """Number among the examples of these rows of every batch -> (index in the split, number in the run), int64."""
     per_epoch = steps_per_epoch(split, batch_size) * batch_size
 
     def shuffled(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -177,13 +174,7 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
         window = augment.inception_crop(image, crop_seed, area)
         window = _window_resized(window, dataclasses.replace(preprocessing, antialias=True), size)
         window = _augmented(window, seeds, recipe, preprocessing)
-        if recipe.color_jitter or recipe.three_augment:
-            draws = augment.color_draws(crop_seed)[None]
-            windows = augment.augment_colors(
-                window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment
-            )
-            window = windows[0]
-        return window
+        return recolored(window[None], augment.color_draws(crop_seed)[None], recipe)[0]
 
     large = tf.stack([crop(recipe.image_size, _LARGE_CROP_AREA) for _ in range(2)])
     if not recipe.local_crops:
@@ -215,10 +206,7 @@ def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, pre
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """Return the part of an image that training shows, (height, width, channels), 0..255.
-
-    `resized_once` has resized images in float32.
-    """
+    """Return the part of an image that training shows, (height, width, C), 0..255; float32 has been resized already."""
     if data.dtype == tf.float32:
         return data if recipe.crop_from is None else augment.random_crop(data, seed, preprocessing.image_size)
     encoded = data.dtype == tf.string
@@ -268,24 +256,22 @@ def resized_once(
     cropped = recipe.inception_crop or (recipe.crop_from is not None and recipe.resize == "resize-small")
     train, evaluation = source.train, source.evaluation
     if epochs >= 2 and not cropped and not _has_several_crops(recipe):
-        side = recipe.crop_from
-        if side is None:
-            train = _in_memory(train, preprocessing, preprocessing.resized, preprocessing.image_size)
-        else:
-            train = _in_memory(train, preprocessing, lambda image: _stretched(image, side, preprocessing), (side, side))
+        train = _in_memory(train, preprocessing, recipe.crop_from)
     unlabelled = source.unlabelled
     if unlabelled is not None and recipe.crop_from is None and not cropped:
-        unlabelled = _in_memory(unlabelled, preprocessing, preprocessing.resized, preprocessing.image_size)
+        unlabelled = _in_memory(unlabelled, preprocessing)
     if evaluations >= 2:
-        evaluation = _in_memory(evaluation, preprocessing, preprocessing.resized, preprocessing.image_size)
+        evaluation = _in_memory(evaluation, preprocessing)
     return dataclasses.replace(source, train=train, evaluation=evaluation, unlabelled=unlabelled)
 
 
-def _in_memory(
-    split: Split, preprocessing: Preprocessing, resize: Callable[[tf.Tensor], tf.Tensor], size: tuple[int, int]
-) -> Split:
-    """The split with its images (height, width, C) as float32 of one size, unless it has no files or they are many."""
+def _in_memory(split: Split, preprocessing: Preprocessing, side: int | None = None) -> Split:
+    """The split with its images as float32 of one size, unless it has no files or they are many.
+
+    side: height and width to which they are stretched; by default they are resized as the model sees them.
+    """
     numbers = tf.data.Dataset.range(split.num_examples)
+    size = preprocessing.image_size if side is None else (side, side)
     shape = (split.num_examples, *size, preprocessing.channels)
     if numbers.map(split.read).element_spec[0].dtype != tf.string or 4 * np.prod(shape, dtype=float) > _HELD_BYTES:
         return split
@@ -293,7 +279,9 @@ def _in_memory(
     @without_autograph
     def resized(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.read(number)
-        return tf.cast(resize(preprocessing.decode(image)), tf.float32), label
+        image = preprocessing.decode(image)
+        image = preprocessing.resized(image) if side is None else _stretched(image, side, preprocessing)
+        return tf.cast(image, tf.float32), label
 
     calls = split.parallel_reads or tf.data.AUTOTUNE
     with tf.device("CPU"):
@@ -310,18 +298,12 @@ def _mixed(
     """Return the own rows of what was read, mixed with their partners."""
     if not (recipe.mixup or recipe.cutmix):
         return images, labels
-    pairs = (
-        (images[: len(partners)], labels[: len(partners)]),
-        (tf.gather(images, partners), tf.gather(labels, partners)),
-    )
+    own = images[: len(partners)], labels[: len(partners)]
+    pairs = own, (tf.gather(images, partners), tf.gather(labels, partners))
     choice, seed = tf.unstack(tf.random.split(tf.random.fold_in(seed, _OF_THE_BATCH)))
-
-    def mixup() -> tuple[tf.Tensor, tf.Tensor]:
-        return augment.mixup(pairs, seed, recipe.mixup, mostly_own=recipe.mixup_partner == "next")
-
-    def cutmix() -> tuple[tf.Tensor, tf.Tensor]:
-        return augment.cutmix(pairs, seed, recipe.cutmix)
-
+    mostly_own = recipe.mixup_partner == "next"
+    mixup = functools.partial(augment.mixup, pairs, seed, recipe.mixup, mostly_own=mostly_own)
+    cutmix = functools.partial(augment.cutmix, pairs, seed, recipe.cutmix)
     if recipe.mixup and recipe.cutmix:
         return tf.cond(tf.random.stateless_uniform((), choice) < 0.5, mixup, cutmix)
     return mixup() if recipe.mixup else cutmix()

@@ -24,8 +24,7 @@ from training.data.tar_index import BLOCK, NAME, member_names, tar_images
 from training.data.tfrecord import PARALLEL_READS
 from training.options.common import ALONE, AUTO, OnBadImage
 
-# Classes at most without a file of names.
-_MOST_CLASSES = 1_000_000
+_MOST_CLASSES = 1_000_000  # classes at most without a file of names
 
 
 class TarImages:
@@ -53,10 +52,8 @@ class TarImages:
     def bytes(self, index: int) -> bytes:
         """Return the content of an image. Raises UserError if the file has changed."""
         path, image = self.place(index)
-        with explained(
-            lambda reason: f"{path} can no longer be read ({reason}); put it back, and the same command continues.",
-            OSError,
-        ):
+        lost = f"{path} can no longer be read"
+        with explained(lambda why: f"{lost} ({why}); put it back, and the same command continues.", OSError):
             data = read_places(path, lambda read: read(int(image["header"]), BLOCK + int(image["size"])))
         if zlib.crc32(data[:BLOCK]) != image["checksum"] or len(data) != BLOCK + image["size"]:
             index_file = os.path.join(os.path.dirname(path), NAME)
@@ -79,13 +76,15 @@ class TarImages:
 
     def split(self, labels: np.ndarray, on_bad_image: OnBadImage, groups: np.ndarray | None = None) -> Split:
         """Return the images as examples with these labels (n,), and groups."""
-        known = tf.constant(labels, tf.int32)
+        known, names = tf.constant(labels, tf.int32), "\0".join(map(os.path.basename, self._paths))
+        # The same for the same members in files of the same names, wherever they lie.
+        members = zlib.crc32(self._images[["header", "size", "checksum"]].tobytes(), zlib.crc32(os.fsencode(names)))
         split = Split(
             len(self),
             lambda index: (self.read(index), known[index]),
             self.name,
             lambda message: error[1] if (error := re.search(r"UserError: (.*)", message)) else None,  # of `bytes`
-            zlib.crc32(labels.astype(np.int32).tobytes(), self._fingerprint),
+            zlib.crc32(labels.astype(np.int32).tobytes(), members),
             parallel_reads=PARALLEL_READS if any(map(is_remote, self._paths)) else None,
             labels=labels,
             groups=groups,
@@ -96,12 +95,6 @@ class TarImages:
     def labels(self) -> np.ndarray:
         """The number of each label among the texts that `tar_images` finds (n,)."""
         return self._images["label"]
-
-    @property
-    def _fingerprint(self) -> int:
-        """The same for the same members in files of the same names, wherever they lie."""
-        names = "\0".join(map(os.path.basename, self._paths))
-        return zlib.crc32(self._images[["header", "size", "checksum"]].tobytes(), zlib.crc32(os.fsencode(names)))
 
 
 def tar(pattern: str, on_bad_image: OnBadImage, group: str = AUTO) -> DataSet:

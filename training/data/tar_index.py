@@ -100,20 +100,14 @@ def _parsed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[Version, 
 
 class _Member(NamedTuple):
     name: str
-    header: int
-    """Where the header begins, and behind it the content."""
+    header: int  # where the header begins, and behind it the content
     size: int
-    is_file: bool
-    """Not a folder, a link or a device."""
-    checksum: int
-    """The CRC-32 of the header."""
+    is_file: bool  # not a folder, a link or a device
+    checksum: int  # the CRC-32 of the header
 
 
 def scan(path: str) -> tuple[np.ndarray, list[str]]:
-    """Return the images (n,) IMAGE of a tar file, with the numbers of their labels' texts, and these texts.
-
-    Raises UserError if it is no complete tar file of images with labels.
-    """
+    """Return the images (n,) IMAGE of a tar file, and the texts of their labels. Raises UserError for a damaged one."""
     size = file_size(path)
     return read_places(path, lambda read: _walk(path, size, read))
 
@@ -204,10 +198,7 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
 
 
 def _examples(members: Iterator[_Member], path: str) -> Iterator[dict[str, _Member]]:
-    """Yield the members of each example by their endings in lower case, without folders and what is hidden.
-
-    Raises UserError for two images or two labels with one ending.
-    """
+    """Yield the members of each example by ending, without folders and hidden. Raises UserError for equal names."""
     key, example = ("", ""), dict[str, _Member]()
     for member in members:
         folder, _, name = member.name.rpartition("/")
@@ -230,7 +221,7 @@ def _image_of(members: Mapping[str, _Member], path: str) -> _Member | None:
     images = [members[ending] for ending in _IMAGES if ending in members]
     if not images and "cls" not in members:
         return None
-    problem = None
+    problem = ""
     if not images:
         problem = f"is no image, but a label alone; write images ({', '.join(_IMAGES)}) and labels one after the other"
     elif len(images) > 1:

@@ -27,8 +27,7 @@ from training.data.tfrecord import TFRecords
 from training.options.common import EVALUATION_NAMES
 from training.options.dense import SceneOptions
 
-# Errors of a system without a network.
-_UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+_UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)  # errors of a system without a network
 # Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
 _IN_MEMORY_BYTES = 2**30
 
@@ -67,19 +66,16 @@ def _unreachable_server(builder) -> tuple[str, str] | None:
     downloads = root / "downloads"
     if downloads.exists() and any(downloads.iterdir()):
         return None
-    unreachable: dict[str, str] = {}
-    for address in builder.url_infos or ():
-        host = urllib.parse.urlsplit(address).hostname
-        if host in unreachable:
-            continue
+    first = None
+    for host, address in {urllib.parse.urlsplit(each).hostname: each for each in builder.url_infos or ()}.items():
         try:
             with opened(address):
                 return None
         except TransferError as failure:
             if not _is_no_network(failure.__cause__):
                 return None
-            unreachable[host] = str(failure)
-    return next(iter(unreachable.items()), None)
+            first = first or (host, str(failure))
+    return first
 
 
 def _is_no_network(error: BaseException | None) -> bool:

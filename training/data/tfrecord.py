@@ -9,7 +9,6 @@ remote TPU host, which runs no Python, can read, too.
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -25,6 +24,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
+from keras_vit.errors import explained
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, existing_file, is_remote, read_places, to_path
 from training.data.checks import files_of, files_of_splits, labels_beside, split_of
@@ -38,14 +38,11 @@ PARALLEL_READS = 256
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.tfrecord$")
 
 HEADER, FOOTER = 12, 4
-# Bytes read at once where records are short, and up to which length they are.
-_AHEAD, _SHORT = 2**18, 2**14
-# Files read at the same time: a read from a bucket takes tens of milliseconds.
-THREADS = 64
+_AHEAD, _SHORT = 2**18, 2**14  # bytes read at once where records are short, and up to which length they are
+THREADS = 64  # files read at the same time: a read from a bucket takes tens of milliseconds
 
 Parsed = TypeVar("Parsed")
-# Bytes of a file, and when it was written, in nanoseconds.
-Version = tuple[int, int]
+Version = tuple[int, int]  # bytes of a file, and when it was written, in nanoseconds
 
 
 def shard_name(split: str, number: int, count: int) -> str:
@@ -58,12 +55,9 @@ class _Spans:
     """Which records of which files come one after the other."""
 
     paths: list[str]
-    skipped: np.ndarray
-    """Records before the first of each (spans,)."""
-    starts: np.ndarray
-    """The number of the first record of each, and of all (spans + 1,)."""
-    edges: np.ndarray
-    """Where the beginning of the first record of each stands among all edges of records (spans,)."""
+    skipped: np.ndarray  # records before the first of each (spans,)
+    starts: np.ndarray  # the number of the first record of each, and of all (spans + 1,)
+    edges: np.ndarray  # where the beginning of the first record of each stands among all edges of records (spans,)
 
     def of(self, index: int) -> int:
         """Return the span of record number `index`."""
@@ -71,13 +65,9 @@ class _Spans:
 
     def records_at(self, edges: np.ndarray) -> np.ndarray:
         """Return the numbers of the records that begin at these edges (n,), as far as they are in a span."""
-        numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
-        return np.concatenate(
-            [
-                hits[(hits >= start) & (hits < end)]
-                for hits, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
-            ]
-        )
+        spans = zip(self.edges, self.starts, self.starts[1:], strict=False)
+        numbers = ((edges - edge + start, start, end) for edge, start, end in spans)
+        return np.concatenate([hits[(hits >= start) & (hits < end)] for hits, start, end in numbers])
 
 
 class TFRecords:
@@ -153,8 +143,7 @@ class TFRecords:
         for path, place in self._of_file.items():
             if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
                 return f"The file {path} was changed while it was read; the same command continues."
-        damage = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
-        if not damage:
+        if not (damage := re.search(r"(?:corrupted|truncated) record at (\d+)", message)):
             return None
         edges = np.flatnonzero(np.isin(self._edges, [int(damage[1]), int(damage[1]) - HEADER]))
         for index in self._spans.records_at(edges):
@@ -209,25 +198,19 @@ def _record_split(files: list[str], names: tuple[str, ...], on_bad_image: OnBadI
         parsed = tf.io.parse_single_example(records.read(index), features)
         return parsed[IMAGE], checked_label(parsed[LABEL], names)
 
-    split = records.split(read)
-    first, is_example = tf.constant(0, tf.int64), False
+    split, first = records.split(read), tf.constant(0, tf.int64)
+    wrong = f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}, at least one."
+    if not len(records):
+        raise UserError(wrong)
     with bad_examples_reported(split):
-        with contextlib.suppress(tf.errors.InvalidArgumentError):
-            if len(records):
-                tf.io.parse_single_example(records.read(first), features)
-                is_example = True
-        if is_example:
-            read(first)
-    if not is_example:
-        raise UserError(f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}, at least one.")
+        with explained(wrong, tf.errors.InvalidArgumentError):
+            tf.io.parse_single_example(records.read(first), features)
+        read(first)
     return split if on_bad_image == "stop" else skip_undecodable(split)
 
 
 def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the bytes of the data of each record (records,) int64, by the path.
-
-    Raises UserError for files that are no TFRecord files, or end within a record.
-    """
+    """Return the bytes of each record (records,) int64 by path. Raises UserError for files that are not TFRecord."""
     paths = sorted(set(paths))
     lengths: dict[str, np.ndarray] = {}
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:

@@ -1,6 +1,7 @@
 """Images without labels, beside labeled ones in every batch, and as examples with shares of classes."""
 
 import dataclasses
+import functools
 import zlib
 from typing import Any
 
@@ -40,17 +41,12 @@ def semi_supervised_batches(
     labels, weakly and strongly changed, each (B, n, h, w, C) with n of them for each labeled image.
     """
     per_image, size = recipe.unlabelled_per_image, recipe.batch_size * recipe.unlabelled_per_image
-    options: dict[str, Any] = {
-        "num_classes": num_classes,
-        "first_step": first_step,
-        "num_steps": num_steps,
-        "part": part,
-    }
-    labeled = training_batches(split, recipe, preprocessing, seed=seed, **options)
+    batches = functools.partial(training_batches, first_step=first_step, num_steps=num_steps, part=part)
+    labeled = batches(split, recipe, preprocessing, num_classes=num_classes, seed=seed)
     plain = dataclasses.replace(recipe, batch_size=size, accumulation=1, mixup=0.0, cutmix=0.0)
     # Another seed, so that the order is not that of the labeled images; the same for both, so that the crops are equal.
     views = [
-        training_batches(unlabelled, changed, preprocessing, seed=(seed + 1) % 2**32, **options)
+        batches(unlabelled, changed, preprocessing, num_classes=num_classes, seed=(seed + 1) % 2**32)
         for changed in (dataclasses.replace(plain, **_WEAK), strong(plain))
     ]
 

@@ -64,7 +64,12 @@ def print_written(directory: pathlib.Path, num_train: int, num_evaluation: int, 
 def _write(split: Split, paths: list[str], title: str) -> dict[str, np.ndarray]:
     """Returns the length of each record by the file's name."""
     lengths: dict[str, list[int]] = {os.path.basename(path): [] for path in paths}
-    data = tf.data.Dataset.range(split.num_examples).map(_encoded(split), tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+    def encoded(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(index)
+        return image if image.dtype == tf.string else tf.io.encode_png(image), label
+
+    data = tf.data.Dataset.range(split.num_examples).map(encoded, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     with contextlib.ExitStack() as open_files, bad_examples_reported(split):
         writers = [open_files.enter_context(tf.io.TFRecordWriter(path)) for path in paths]
         progress = tracked(data, title, split.num_examples)
@@ -73,16 +78,6 @@ def _write(split: Split, paths: list[str], title: str) -> dict[str, np.ndarray]:
             writers[number % len(writers)].write(data)
             lengths[os.path.basename(paths[number % len(paths)])].append(len(data))
     return {name: np.array(values, np.int64) for name, values in lengths.items()}
-
-
-def _encoded(split: Split):
-    """Index -> (bytes of an image file, label); decoded images are encoded as PNG."""
-
-    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = split.read(index)
-        return image if image.dtype == tf.string else tf.io.encode_png(image), label
-
-    return read
 
 
 def record(image: bytes, label: int) -> bytes:
@@ -112,10 +107,8 @@ def save_samples(
         limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
 
         def reduced() -> tf.Tensor:
-            # The channels first, as a model sees them: hidden colors must not mix in.
-            smaller = tf.image.resize(
-                preprocessing.to_channels(image), limit, preserve_aspect_ratio=True, antialias=True
-            )
+            seen = preprocessing.to_channels(image)  # first, as a model sees them: hidden colors must not mix in
+            smaller = tf.image.resize(seen, limit, preserve_aspect_ratio=True, antialias=True)
             return tf.saturate_cast(tf.round(smaller), tf.uint8)
 
         is_large = tf.reduce_all(tf.shape(image)[:2] > limit)
@@ -125,9 +118,7 @@ def save_samples(
     chosen = np.random.default_rng(0).permutation(split.num_examples)[:most]
     data = tf.data.Dataset.from_tensor_slices(chosen)
     data = data.map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    encoded: list[bytes] = []
-    labels: list[int] = []
-    total = 0
+    encoded, labels, total = list[bytes](), list[int](), 0
     # In batches, because a step of the iterator takes longer than a small image.
     for images, classes in data.batch(16).as_numpy_iterator():
         for image, label in zip(images, classes, strict=True):
@@ -137,14 +128,10 @@ def save_samples(
                 total += len(image)
         if total >= most_bytes:
             break
-    names = tuple(sample_name(split, int(index)) for index in chosen[: len(encoded)])
+    paths = (pathlib.PurePath(split.name(int(index))) for index in chosen[: len(encoded)])
+    names = tuple("/".join(path.parts[-2:]) for path in paths)  # of a file without the other folders
     Samples(tuple(encoded), np.array(labels), names).save(path)
     return len(encoded)
-
-
-def sample_name(split: Split, index: int) -> str:
-    """Name an example beside a model: a file by its folder and name, without the other folders."""
-    return "/".join(pathlib.PurePath(split.name(index)).parts[-2:])
 
 
 def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int = 128) -> None:

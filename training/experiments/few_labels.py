@@ -120,11 +120,7 @@ def _student(
     if isinstance(keras_vit.config_of(Run.open(teacher.path).model), ViTConfig):
         rate = max(rate, _DEPTH_RATE)
     student = dataclasses.replace(
-        options,
-        workdir=f"{options.workdir}-round-{number}",
-        recipe=recipe,
-        stochastic_depth_rate=rate,
-        rounds=number,
+        options, workdir=f"{options.workdir}-round-{number}", recipe=recipe, stochastic_depth_rate=rate, rounds=number
     )
     return finetune(student, recipe_name, dataclasses.replace(setup, source=source))
 

@@ -97,10 +97,7 @@ def _not_prepared(builders: Mapping[str, Any], by_name: Mapping[str, VtabTask], 
 
 
 def _measured(
-    task: VtabTask,
-    builder,
-    settings: Sequence[tuple[float, int]],
-    train: Callable[[DataSet, float, int, str], float],
+    task: VtabTask, builder, settings: Sequence[tuple[float, int]], train: Callable[[DataSet, float, int, str], float]
 ) -> dict:
     """Return the accuracy on the test split of the setting that is best on val200, and of every setting there."""
     tried: list[dict] = []

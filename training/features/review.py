@@ -30,7 +30,7 @@ def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:
     page, decisions = options.folder / _PAGE, options.folder / DECISIONS
     options.folder.mkdir(parents=True, exist_ok=True)
     # Every image has the decision keep at the beginning.
-    known = read_decisions(str(decisions)).by_digest.values() if decisions.is_file() else ()
+    known = read_decisions(str(decisions)).values() if decisions.is_file() else ()
     earlier = {(each.path, each.digest): each for each in itertools.chain(*known) if each.decision != "keep"}
     contents = _Contents(index, findings, earlier, options.shown)
     with atomic_write(decisions) as temporary:

@@ -207,7 +207,7 @@ class Training:
         training = functools.partial(of_training, source.train, recipe, preprocessing, seed=plan.options.seed)
         if service is not None:
             training = functools.partial(served_batches, service, training)
-        training = functools.partial(training, first_step=self.step, num_steps=None)
+        training = functools.partial(training, first_step=self.step)
         size, count = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
         evaluation = functools.partial(of_evaluation, source.evaluation, preprocessing, batch_size=size)
         return distributed(strategy, recipe.batch_size, training), distributed(strategy, size, evaluation), count
@@ -254,10 +254,7 @@ class Training:
         return int(epochs) if epochs.is_integer() else round(epochs, 3)
 
     def _end_epoch(self, logs: dict[str, float], images_per_second: float, seconds: float) -> None:
-        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal.
-
-        images_per_second: without the evaluation.
-        """
+        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal."""
         record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
         recipe = self.plan.recipe  # the optimizer has the learning rate of the next step
         rate = LearningRate(recipe.schedule, recipe.learning_rate, self.plan.num_steps)(self.step - 1)
@@ -313,7 +310,7 @@ class _Saved:
         return array
 
 
-def evaluation_size(num_examples: int, replicas: int, most: int = _EVALUATION_BATCH) -> tuple[int, int]:
+def evaluation_size(num_examples: int, replicas: int, most: int) -> tuple[int, int]:
     """Return a batch size up to `most` that the replicas divide, and the number of batches, with the least padding."""
     num_batches = -(-num_examples // most)
     size = -(-num_examples // num_batches)

@@ -84,9 +84,8 @@ class MaskWriter:
         write_panoptic_png(answer.map, file)
         image_id, (height, width) = len(self._images) + 1, answer.map.shape
         self._images.append({"id": image_id, "file_name": name.as_posix(), "height": height, "width": width})
-        self._segments.append(
-            {"image_id": image_id, "file_name": mask.as_posix(), "segments_info": _segments_info(answer)}
-        )
+        infos = _segments_info(answer)
+        self._segments.append({"image_id": image_id, "file_name": mask.as_posix(), "segments_info": infos})
         for number, inside in enumerate(answer.masks if answer.masks is not None else ()):
             own = {"id": len(self._objects) + 1, "image_id": image_id, **_annotation(answer, number, inside)}
             own["segmentation"]["counts"] = own["segmentation"]["counts"].decode("ascii")
@@ -105,9 +104,8 @@ class MaskWriter:
         common = {"images": self._images, "categories": categories}
         (self._folder / _PANOPTIC).write_text(json.dumps(common | {"annotations": self._segments}), encoding="utf-8")
         if self._segmenter.kind == "instance":
-            (self._folder / _INSTANCES).write_text(
-                json.dumps(common | {"annotations": self._objects}), encoding="utf-8"
-            )
+            text = json.dumps(common | {"annotations": self._objects})
+            (self._folder / _INSTANCES).write_text(text, encoding="utf-8")
 
     def _free_name(self, name: pathlib.PurePath) -> pathlib.PurePath:
         """Return the path of the mask, which no other image has: of a.jpg a.png, beside a.bmp a.bmp.png."""

@@ -24,41 +24,30 @@ from training.data.annotations.images import Box, BoxedImage, BoxedImages, uprig
 from training.data.annotations.masks import NONE, RunLengths, Segments, open_mask, png_samples
 from training.data.listed_files import check_inside, check_listed, listed_file
 
-# Of the segments of a panoptic PNG; 0 is none.
-_PANOPTIC_IDS = range(1, 2**24)
+_PANOPTIC_IDS = range(1, 2**24)  # of the segments of a panoptic PNG; 0 is none
 # Fields of a file; those that must be there, and those that may.
 _CATEGORIES = [{"id": int, "name": str}]
 _IMAGES = [{"id": int, "file_name": str, "height": optional(NUMBER), "width": optional(NUMBER)}]
-_SEGMENT = {
-    "category_id": int,
-    "iscrowd": optional(Rule("0 or 1", lambda value: value in (0, 1))),
-    "area": optional(NUMBER),
-}
+_IS_CROWD = optional(Rule("0 or 1", lambda value: value in (0, 1)))
+_SEGMENT = {"category_id": int, "iscrowd": _IS_CROWD, "area": optional(NUMBER)}
 _OBJECT = {"image_id": int, **_SEGMENT}
 _ID = Rule("a number from 1 to 16,777,215", lambda value: type(value) is int and value in _PANOPTIC_IDS)
 _PANOPTIC = {"image_id": int, "file_name": str, "segments_info": [{"id": _ID, **_SEGMENT}]}
 
-# Pixels that a point may lie outside of its image by rounding.
-_OUTSIDE = 1.0
-# Of one polygon, in pixels, for each of which pycocotools takes about 100 bytes.
-_LONGEST_PERIMETER = 2**20
-# Polygons of one object, which pycocotools merges in a time that grows with their square.
-_MOST_POLYGONS = 10_000
-# Characters of a run in a compressed encoding: five bits each, so that C's 32 bits do not overflow.
-_LONGEST_RUN = 6
+_OUTSIDE = 1.0  # pixels that a point may lie outside of its image by rounding
+_LONGEST_PERIMETER = 2**20  # of one polygon, in pixels, for each of which pycocotools takes about 100 bytes
+_MOST_POLYGONS = 10_000  # polygons of one object, which pycocotools merges in a time that grows with their square
+_LONGEST_RUN = 6  # characters of a run in a compressed encoding: five bits each, so that C's 32 bits do not overflow
 
 
 class CocoImage(NamedTuple):
     """An image with its objects."""
 
     file: pathlib.Path
-    objects: list[dict[str, Any]]
-    """The annotations in the order of the file; boxes are checked, segmentations are not."""
+    objects: list[dict[str, Any]]  # the annotations in the order of the file; boxes are checked, segmentations are not
     id: int
-    stated_size: tuple
-    """Height and width as the file says, unchecked."""
-    group: str = ""
-    """The name of its group in the data; "" without one."""
+    stated_size: tuple  # height and width as the file says, unchecked
+    group: str = ""  # the name of its group in the data; "" without one
 
     def segments(self, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
         """Return the objects in the order of the file; on the map a smaller one lies on a larger one.
@@ -82,19 +71,14 @@ class PanopticImage(NamedTuple):
     """An image with its segments as a panoptic.json has them."""
 
     file: pathlib.Path
-    objects: list[dict[str, Any]]
-    """Its segments_info."""
+    objects: list[dict[str, Any]]  # its segments_info
     png: pathlib.Path
-    stuff: Set[int]
-    """Ids of the categories that are no objects."""
+    stuff: Set[int]  # ids of the categories that are no objects
     stated_size: tuple = (None, None)
     group: str = ""
 
     def segments(self, numbers: Mapping[int, int], size: tuple[int, int] | None = None) -> Segments:
-        """Return the segments, those without pixels among them; pixels of the id 0 belong to none.
-
-        Arguments as of `CocoImage.segments`; the PNG must have the size.
-        """
+        """Return the segments as `CocoImage.segments` does; pixels of the id 0 belong to none. The PNG has the size."""
         with open_mask(self.png, size, ("PNG",)) as mask:
             if png_samples(self.png)[0] > 8:
                 raise UserError(f"its {self.png.name} should hold ids of segments as colors of 8 bits, but has more")
@@ -126,9 +110,11 @@ def read_coco(
     for each in document["annotations"]:
         objects[each["image_id"]].append(each)
     rows = sorted(zip(files.items(), document["images"], strict=True), key=lambda row: row[0][0])
-    return names, [
-        CocoImage(path, objects[number], number, _stated_size(row), _group(row)) for (number, path), row in rows
-    ]
+    images = []
+    for (number, path), row in rows:
+        size = _number(row, "height"), _number(row, "width")
+        images.append(CocoImage(path, objects[number], number, size, _group(row)))
+    return names, images
 
 
 def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> BoxedImages:
@@ -139,9 +125,8 @@ def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: boo
         boxes = []
         for each in objects:
             x, y, w, h = map(float, each["bbox"])
-            area = None if each.get("area") is None else float(each["area"])
             label = names.get(each["category_id"], f"category {each['category_id']}")
-            boxes.append(Box(label, (x, y, w, h), area, bool(each.get("iscrowd"))))
+            boxes.append(Box(label, (x, y, w, h), _number(each, "area"), bool(each.get("iscrowd"))))
         images.append(BoxedImage(path, upright_size(path, stated_size), boxes, number, group))
     return BoxedImages(tuple(names[number] for number in sorted(names)), {"train": images})
 
@@ -176,12 +161,14 @@ def _columns(
     rows: Sequence[dict[str, Any]], numbers: Mapping[int, int], pixels: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return of segments the classes, whether they are crowds, and the areas that the file states, else the pixels."""
-    areas = [count if row.get("area") is None else float(row["area"]) for row, count in zip(rows, pixels, strict=True)]
-    return (
-        np.array([numbers[row["category_id"]] for row in rows], np.int32),
-        np.array([bool(row.get("iscrowd")) for row in rows], bool),
-        np.array(areas, np.float64),
-    )
+    stated = (_number(row, "area") for row in rows)
+    areas = [count if area is None else area for area, count in zip(stated, pixels, strict=True)]
+    classes, crowds = [numbers[row["category_id"]] for row in rows], [bool(row.get("iscrowd")) for row in rows]
+    return np.array(classes, np.int32), np.array(crowds, bool), np.array(areas, np.float64)
+
+
+def _number(row: dict[str, Any], field: str) -> float | None:
+    return None if row.get(field) is None else float(row[field])
 
 
 def _open(
@@ -199,12 +186,6 @@ def _open(
     check_listed(files.values(), file, folder, allow_outside)
     check_ids((each["image_id"] for each in document["annotations"]), files, "image", file)
     return names, files, document
-
-
-def _stated_size(row: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Return height and width of an image as a file states them."""
-    height, width = (None if row.get(side) is None else float(row[side]) for side in ("height", "width"))
-    return height, width
 
 
 def _group(row: dict[str, Any]) -> str:

@@ -24,16 +24,13 @@ from training.options.common import ALONE, AUTO, AnnotatedData
 class Box(NamedTuple):
     """An object as its file annotates it; unchecked before `open_boxes`."""
 
-    label: str | int
-    """Name or number of the class; after the check the number."""
+    label: str | int  # name or number of the class; after the check the number
     bbox: tuple[float, float, float, float]
     """Left, top, width and height in pixels of the upright image, as the file has them or, in a YOLO file, means."""
-    area: float | None = None
-    """Pixels of the object, if the file states them; else those of the box count."""
+    area: float | None = None  # pixels of the object, if the file states them; else those of the box count
     is_crowd: bool = False
     """Whether it is a group in which no object is marked, COCO's iscrowd. It is no target of training."""
-    is_difficult: bool = False
-    """Whether it counts neither as found nor as missed, VOC's difficult."""
+    is_difficult: bool = False  # whether it counts neither as found nor as missed, VOC's difficult
 
     @property
     def corners(self) -> tuple[float, float, float, float]:
@@ -47,14 +44,10 @@ class BoxedImage:
     """An image with its boxes, perhaps none."""
 
     file: pathlib.Path
-    size: tuple[int, int]
-    """Height and width in pixels, upright."""
-    boxes: Sequence[Box]
-    """All that the file annotates, in its order: the truth of an evaluation."""
-    id: int = 0
-    """The id in a COCO file, whose order decides between equal scores."""
-    group: str = ""
-    """The name of its group in the data; "" without one."""
+    size: tuple[int, int]  # height and width in pixels, upright
+    boxes: Sequence[Box]  # all that the file annotates, in its order: the truth of an evaluation
+    id: int = 0  # the id in a COCO file, whose order decides between equal scores
+    group: str = ""  # the name of its group in the data; "" without one
 
     @functools.cached_property
     def targets(self) -> tuple[np.ndarray, np.ndarray]:
@@ -69,10 +62,8 @@ class BoxedImage:
 class BoxedImages(NamedTuple):
     """The images with boxes of a file, before they are checked."""
 
-    labels: tuple[str, ...]
-    """The names of the classes; empty if a COCO file has none."""
-    splits: Mapping[str, Sequence[BoxedImage]]
-    """Images of "train", and of "val" in data with a split of their own."""
+    labels: tuple[str, ...]  # the names of the classes; empty if a COCO file has none
+    splits: Mapping[str, Sequence[BoxedImage]]  # images of "train", and of "val" in data with a split of their own
 
 
 class _Listed(Protocol):
@@ -122,10 +113,8 @@ def train_and_val(
     elif run is None and (both := {image.file for image in train} & {image.file for image in val}):
         print(f"Warning: training also uses {len(both):,} of the evaluation images, so the results are too good.")
     if not train or not val:
-        raise UserError(
-            f"{options.path} holds {len(train) + len(val)} images, and needs some to train on and others to evaluate "
-            "on."
-        )
+        count = len(train) + len(val)
+        raise UserError(f"{options.path} holds {count} images, and needs some to train on and others to evaluate on.")
     if run is not None:
         warn_of_training_images(run, contents.digests(str(image.file) for image in val), lambda row: val[row].file)
     return train, val
@@ -138,15 +127,9 @@ def _may_know(run: Run, digests: np.ndarray) -> bool:
 
 
 def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int, int]:
-    """Return height and width in pixels of an image as it is seen.
-
-    Raises UserError if it is no image that we read, or not of the size that an annotation states; zeros state none.
-    """
-    with explained(
-        lambda reason: f"The image {file} cannot be read ({reason}); repair it, or remove it and its annotation.",
-        OSError,
-        ValueError,
-    ):
+    """Return (height, width) of an image as it is seen. Raises UserError for none, and for another size than stated."""
+    advice = "repair it, or remove it and its annotation"
+    with explained(lambda why: f"The image {file} cannot be read ({why}); {advice}.", OSError, ValueError):
         data = file.read_bytes()
         if problem := format_problem(data):
             raise ValueError(problem)

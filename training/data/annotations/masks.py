@@ -21,16 +21,13 @@ from keras_vit.models.config import SegmentationTask
 
 # In the segments of an image: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
-# Share of ignored pixels above which a report begins with it.
-MUCH_IGNORED = 0.2
-# The pixels of a mask with this value are ignored; in 16 bits with this one.
-IGNORED, _IGNORED_16 = 255, 65_535
+MUCH_IGNORED = 0.2  # share of ignored pixels above which a report begins with it
+IGNORED, _IGNORED_16 = 255, 65_535  # the pixels of a mask with this value are ignored; in 16 bits with this one
 # Of 16-bit masks: values below it are classes, others 1000 * class + number of the object, as Cityscapes' instanceIds.
 OBJECTS = 1000
 # Formats that keep values, and those that may not.
 _FORMATS, _LOSSY_FORMATS = ("PNG", "BMP", "GIF", "TIFF"), ("JPEG", "MPO", "WEBP")
-# By which Pillow multiplies gray samples of 2 and 4 bits.
-_SCALES = {2: 85, 4: 17}
+_SCALES = {2: 85, 4: 17}  # by which Pillow multiplies gray samples of 2 and 4 bits
 # Tags of TIFF: bits of a sample; what the values mean, and those of inverted gray. Its compressions that lose values.
 _TIFF_BITS, _TIFF_MEANING, _INVERTED, _LOSSY = 258, 262, 0, ("jpeg", "tiff_jpeg", "webp")
 
@@ -43,22 +40,18 @@ VOC_CLASSES = (
 class RunLengths(TypedDict):
     """A mask as pycocotools reads it."""
 
-    size: list[int]
-    """Height and width in pixels."""
+    size: list[int]  # height and width in pixels
     counts: bytes
 
 
 class Segments(NamedTuple):
     """The segments of an image (h, w), seen upright, as its annotations have them."""
 
-    labels: np.ndarray
-    """(n,) int32: the class of each."""
+    labels: np.ndarray  # (n,) int32: the class of each
     objects: np.ndarray
     """(n,) bool: whether each is an object of its own; else it is all that the image has of its class."""
-    crowds: np.ndarray
-    """(n,) bool: whether each is a group of objects in which no object is marked."""
-    areas: np.ndarray
-    """(n,) float64: pixels of each, as the file states them."""
+    crowds: np.ndarray  # (n,) bool: whether each is a group of objects in which no object is marked
+    areas: np.ndarray  # (n,) float64: pixels of each, as the file states them
     map: np.ndarray
     """(h, w) int32: the number of the segment of each pixel, or NONE, or UNCOUNTED for pixels marked as ignored."""
     masks: Sequence[RunLengths] | None = None
@@ -100,10 +93,7 @@ def ignored_sentence(pixels: np.ndarray, which: str) -> str:
 
 @contextlib.contextmanager
 def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collection[str]) -> Iterator[PIL.Image.Image]:
-    """Yield the image of a mask, seen upright, as its image is; it is decoded when its pixels are read.
-
-    Raises UserError for a file that cannot be read, and one whose height and width, by its header, are not `size`.
-    """
+    """Yield the image of a mask, seen upright and not decoded yet. Raises UserError unless it is one of the size."""
     unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", Exception)
     with unreadable, open_image(path, formats=formats) as image:  # decoders raise exceptions of many types
         turns = orientation(path.read_bytes())  # 1 for a TIFF file, which Pillow turns
@@ -175,12 +165,8 @@ def voc_segments(classes: pathlib.Path, objects: pathlib.Path | None, size: tupl
     segments = np.full(of_pixels.shape, NONE, np.int32)
     segments[(of_pixels == IGNORED) | (numbers == IGNORED)] = UNCOUNTED
     labels: list[int] = []
-    background = (of_pixels == 0) & (segments != UNCOUNTED)
-    if background.any():
-        segments[background] = 0
-        labels.append(0)
-    for number in np.setdiff1d(numbers, [0, IGNORED]):
-        inside = (numbers == number) & (segments == NONE)
+    for part in (of_pixels == 0, *(numbers == number for number in np.setdiff1d(numbers, [0, IGNORED]))):
+        inside = part & (segments == NONE)
         if inside.any():
             segments[inside] = len(labels)
             labels.append(int(np.bincount(of_pixels[inside]).argmax()))
@@ -212,11 +198,9 @@ def two_classes(segments: Segments, value: int) -> Segments:
     inside = segments.map == UNCOUNTED
     if not inside.any():
         return segments
+    labels, objects, areas = np.append(segments.labels, 1), np.append(segments.objects, False), segments.areas
     numbers = np.where(inside, len(segments.labels), segments.map).astype(np.int32)
-    return whole_segments(
-        np.append(segments.labels, 1), np.append(segments.objects, False), np.append(segments.areas, inside.sum()),
-        numbers,
-    )  # fmt: skip
+    return whole_segments(labels, objects, np.append(areas, inside.sum()), numbers)
 
 
 def check_classes_of_masks(
@@ -224,8 +208,7 @@ def check_classes_of_masks(
     labels: Sequence[str],
     path: object,
     task: SegmentationTask = "semantic",
-    *,
-    are_numbers: bool = False,
+    are_numbers=False,
 ) -> None:
     """Raise UserError for masks whose classes are too few to learn from, or more than their names.
 

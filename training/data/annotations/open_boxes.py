@@ -40,14 +40,11 @@ from training.options.dense import BadBoxes, BoxesOptions
 # Columns of a CSV file.
 _SIDES = ("x", "y", "w", "h")
 _COLUMNS = ("path", *_SIDES, "label")
-# Pixels that a box may reach over the edge of its image by rounding.
-_ROUNDING = 1.0
+_ROUNDING = 1.0  # pixels that a box may reach over the edge of its image by rounding
 # Share of the image that the center and the size of a box may have at most, outside of it or not; above are pixels.
 _LARGEST_SHARE = 1.5
-# A value of a data.yaml that says nothing.
-_NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})
-# Files that a message names.
-_MOST_NAMED = 3
+_NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})  # a value of a data.yaml that says nothing
+_MOST_NAMED = 3  # files that a message names
 
 # What is wrong with boxes in the units of another kind of file; it is refused where all boxes have it.
 _SHARES = "with no value above 1, as if they were shares of the image instead of pixels"
@@ -62,10 +59,8 @@ class BoxData:
     train: Sequence[BoxedImage]
     evaluation: Sequence[BoxedImage]
     """Those of the data themselves, such as val of a data.yaml; else every tenth image by name."""
-    has_split: bool
-    """Whether the evaluation images were not drawn."""
-    kind: str
-    """coco, yolo, voc or csv."""
+    has_split: bool  # whether the evaluation images were not drawn
+    kind: str  # coco, yolo, voc or csv
 
     @property
     def all(self) -> list[BoxedImage]:
@@ -74,10 +69,7 @@ class BoxData:
 
 
 def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> BoxedImages:
-    """Read a row for each box: path, x, y, w, h, label; one with a path alone for an image without objects.
-
-    A further column group may name the group of the image.
-    """
+    """Read rows of path, x, y, w, h, label and perhaps group; one with a path alone for an image without objects."""
     boxes: dict[pathlib.Path, list[Box]] = {}
     group_of: dict[pathlib.Path, str] = {}
     for path, sides, label, group in _csv_rows(file):
@@ -224,10 +216,7 @@ _READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxe
 
 
 def open_boxes(options: BoxesOptions, run: Run | None = None) -> BoxData:
-    """Read what `--data` names. Raises UserError for files that cannot be read, and for bad boxes unless clipped.
-
-    run: see `train_and_val`.
-    """
+    """Read what `--data` names; `run` as of `train_and_val`. Raises UserError for bad files and bad boxes."""
     path = options.path
     labels, splits = _READERS[options.kind](path, options.folder, options.allow_outside)
     splits = {name: sorted(images, key=lambda image: image.file) for name, images in splits.items()}
@@ -256,15 +245,14 @@ def _check_any_box(labels: Sequence[str], splits: Mapping[str, Sequence[BoxedIma
 
 def _without_repeats(splits: Mapping[str, Sequence[BoxedImage]]) -> dict[str, list[BoxedImage]]:
     """Return the images without the rows that a file has twice; print how many there were."""
-    repeated: dict[str, int] = {}
+    repeated = collections.Counter[str]()
     kept: dict[str, list[BoxedImage]] = {}
     for name, images in splits.items():
         kept[name] = [dataclasses.replace(image, boxes=list(dict.fromkeys(image.boxes))) for image in images]
         for image, other in zip(images, kept[name], strict=True):
-            if count := len(image.boxes) - len(other.boxes):
-                repeated[str(image.file)] = repeated.get(str(image.file), 0) + count
-    if repeated:
-        print(f"Repeated rows count once: {sum(repeated.values()):,}, such as one of {min(repeated)}.")
+            repeated[str(image.file)] += len(image.boxes) - len(other.boxes)
+    if files := [file for file in repeated if repeated[file]]:
+        print(f"Repeated rows count once: {sum(repeated.values()):,}, such as one of {min(files)}.")
     return kept
 
 

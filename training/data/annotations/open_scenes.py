@@ -46,10 +46,8 @@ from training.data.image_folder import file_problem
 from training.data.tfds import tfds_scenes
 from training.options.dense import SceneOptions, folders_of_splits
 
-# Pixels outside of all objects, in semantic segmentation of object annotations.
-BACKGROUND = "background"
-# Names of classes in a line.
-_MOST_NAMED = 5
+BACKGROUND = "background"  # pixels outside of all objects, in semantic segmentation of object annotations
+_MOST_NAMED = 5  # names of classes in a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,37 +57,28 @@ class Scene:
     file: pathlib.Path
     segments: Callable[[tuple[int, int]], Segments]
     """From the height and width of the upright image, which the mask must have."""
-    stated_size: tuple = (None, None)
-    """Height and width as the file says, unchecked."""
-    group: str = ""
-    """The name of its group in the data; "" without one."""
+    stated_size: tuple = (None, None)  # height and width as the file says, unchecked
+    group: str = ""  # the name of its group in the data; "" without one
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenes:
     """Images with segments, as a kind of data has them."""
 
-    labels: tuple[str, ...]
-    """Names of the classes; empty if they have numbers alone."""
-    splits: Mapping[str, Sequence[Scene]]
-    """Images of "train", and of "val" in data with a split of their own."""
-    names_values: bool = False
-    """Whether the names are those of a labels.txt for the values of masks."""
+    labels: tuple[str, ...]  # names of the classes; empty if they have numbers alone
+    splits: Mapping[str, Sequence[Scene]]  # images of "train", and of "val" in data with a split of their own
+    names_values: bool = False  # whether the names are those of a labels.txt for the values of masks
 
 
 class _Facts(NamedTuple):
     """Size and classes of an image and its mask."""
 
-    size: tuple[int, int]
-    """Height and width of the upright image."""
+    size: tuple[int, int]  # height and width of the upright image
     classes: set[int]
-    things: set[int]
-    """Classes that have objects."""
+    things: set[int]  # classes that have objects
     num_targets: int
-    ignored: np.ndarray
-    """See `ignored_pixels`."""
-    checksum: int
-    """A checksum of the image and its segments."""
+    ignored: np.ndarray  # see `ignored_pixels`
+    checksum: int  # a checksum of the image and its segments
 
     def of_two_classes(self, value: int) -> "_Facts":
         """Return the facts if a value, see `two_values`, is class 1."""
@@ -119,7 +108,7 @@ def open_scenes(options: SceneOptions, task: SegmentationTask, run: Run | None =
         print(f"The masks of {options.path} have the values 0 and {IGNORED if value < 0 else value}, read as 0 and 1.")
         train, evaluation = ([_two_classes(scene, value) for scene in each] for each in (train, evaluation))
         facts = [{file: each.of_two_classes(value) for file, each in of_split.items()} for of_split in facts]
-    labels, stuff = _checked_classes(scenes, facts, options, task, run)
+    labels, stuff = _checked_classes(scenes, facts, options.path, task, run)
     if options.kind == "folder" and task != "semantic":
         things = sorted({*range(len(labels))} - {*stuff})
         train, evaluation = ([_with_groups(scene, things) for scene in each] for each in (train, evaluation))
@@ -129,40 +118,28 @@ def open_scenes(options: SceneOptions, task: SegmentationTask, run: Run | None =
         if sentence := ignored_sentence(np.sum([each.ignored for each in of_split.values()], axis=0), name):
             print(sentence)
     most = max(each.num_targets for of_split in facts for each in of_split.values())
-    return DataSet(
-        labels,
-        _split(train, task, facts[0], contents),
-        _split(evaluation, task, facts[1], contents),
-        held_out=is_drawn,
-        batches=SceneBatches(most, stuff),
-    )
+    opened = [_split(part, task, of_part, contents) for part, of_part in zip((train, evaluation), facts, strict=True)]
+    return DataSet(labels, opened[0], opened[1], held_out=is_drawn, batches=SceneBatches(most, stuff))
 
 
 def _checked_classes(
-    scenes: Scenes,
-    facts: Sequence[Mapping[str, _Facts]],
-    options: SceneOptions,
-    task: SegmentationTask,
-    run: Run | None,
+    scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], path: pathlib.Path, task: SegmentationTask, run: Run | None
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the names of the classes, and the classes without objects. Raises UserError where they do not fit."""
     learned, others = (set[int]().union(*(each.classes for each in of_split.values())) for of_split in facts)
     things = set[int]().union(*(each.things for of_split in facts for each in of_split.values()))
     classes = learned | others
     numbers = tuple(map(str, range(max(max(classes, default=-1) + 1, len(run.labels) if run else 0))))
-    labels = distinct_names(scenes.labels or numbers, options.path)
-    check_classes_of_masks(classes, labels, options.path, task, are_numbers=not scenes.labels and run is None)
-    _check_task(task, options.path, has_objects=bool(things))
+    labels = distinct_names(scenes.labels or numbers, path)
+    check_classes_of_masks(classes, labels, path, task, are_numbers=not scenes.labels and run is None)
+    _check_task(task, path, has_objects=bool(things))
     if run is None:
-        _check_learned(scenes, labels, learned, options.path)
+        _check_learned(scenes, labels, learned, path)
     return labels, tuple(sorted(classes - things))
 
 
 def _facts_of(scenes: Sequence[Scene], task: SegmentationTask, contents: FileContents) -> dict[str, _Facts]:
-    """Read images, whose contents are noted, and their masks; return their facts by their files.
-
-    Raises UserError for those that cannot be read, or whose masks cannot be used.
-    """
+    """Read images, whose contents are noted, and masks; return facts by file. Raises UserError for unusable ones."""
     of_file, image_warnings = {str(scene.file): scene for scene in scenes}, ImageWarnings()
     facts: dict[str, _Facts] = {}
 
@@ -205,10 +182,7 @@ def _two_classes(scene: Scene, value: int) -> Scene:
 
 
 def _with_groups(scene: Scene, things: Sequence[int]) -> Scene:
-    """Return a scene whose pixels of a class that has objects, but of no object, are a crowd, as groups of Cityscapes.
-
-    things: the classes that have objects.
-    """
+    """Return a scene whose pixels of the classes `things`, but of no object, are a crowd, as groups of Cityscapes."""
 
     def segments(size: tuple[int, int]) -> Segments:
         own = scene.segments(size)
@@ -227,15 +201,14 @@ def _check_task(task: SegmentationTask, data: object, *, has_objects: bool) -> N
         )
 
 
-def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[int], path: pathlib.Path) -> None:
+def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[int], path: object) -> None:
     """Raise UserError, or print it for names that others gave, if a class occurs in no training mask."""
-    absent = [name for number, name in enumerate(labels) if number not in learned]
-    if not absent:
+    if not (absent := [name for number, name in enumerate(labels) if number not in learned]):
         return
     shown = f"{', '.join(absent[:_MOST_NAMED])}{' …' * (len(absent) > _MOST_NAMED)}"
     if scenes.names_values:
         raise UserError(
-            f"{path / LABELS} names classes that occur in no training mask: {shown}; correct the masks, whose values "
+            f"{path}/{LABELS} names classes that occur in no training mask: {shown}; correct the masks, whose values "
             "should be the numbers of the names from 0 on, or remove the names."
         )
     print(f"Warning: {len(absent)} of the {len(labels)} classes are in no training image: {shown}.")
@@ -271,7 +244,7 @@ def _folder(options: SceneOptions, _: SegmentationTask) -> Scenes:
         check_names(images, masks, folder / "masks")
         check_names(masks, images, folder / "images")
         splits[name] = [
-            Scene(images[each], functools.partial(segments_of_mask, masks[each])) for each in sorted(images)
+            Scene(image, functools.partial(segments_of_mask, masks[n])) for n, image in sorted(images.items())
         ]
     labels = own_labels(options.path)
     return Scenes(labels, splits, names_values=bool(labels))
@@ -297,8 +270,7 @@ def _voc(options: SceneOptions, _: SegmentationTask) -> Scenes:
 
 def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """Return the images of a folder and those inside it by their path without suffix; no hidden ones."""
-    images: dict[str, pathlib.Path] = {}
-    others = []
+    images, others = dict[str, pathlib.Path](), list[str]()
     for path in visible_files(folder):
         if not looks_like_image(path):
             others.append(path.name)
@@ -328,46 +300,39 @@ def _read_file(
 ) -> tuple[tuple[str, ...], list[Scene]]:
     """Return the names of the classes, and the images, of a file."""
     images: Sequence[CocoImage | PanopticImage]
+    are_objects = True
     if options.kind == "coco":
         names, images = read_coco(file, folder, options.allow_outside)
-        are_objects = True
     else:
         names, images = read_panoptic(file, folder, options.allow_outside)
         are_objects = not any(image.stuff for image in images)
     check_ids((each["category_id"] for image in images for each in image.objects), names, "category", file)
-    classes = _Classes(names, are_objects and task == "semantic" and options.background == "class")
+    ids = sorted(names)
+    labels = [names[each] for each in ids]
+    has_background = are_objects and task == "semantic" and options.background == "class"
+    if has_background and BACKGROUND not in (name.strip().lower() for name in labels):
+        labels = [BACKGROUND, *labels]
+    numbers = {each: place for place, each in enumerate(ids, len(labels) - len(ids))}
+    background = [name.strip().lower() for name in labels].index(BACKGROUND) if has_background else None
 
     def segments(image: CocoImage | PanopticImage, size: tuple[int, int]) -> Segments:
-        return classes.filled(image.segments(classes.numbers, size))
+        own = image.segments(numbers, size)
+        return own if background is None else _filled(own, background)
 
-    return classes.labels, [
+    return tuple(labels), [
         Scene(each.file, functools.partial(segments, each), each.stated_size, each.group) for each in images
     ]
 
 
-class _Classes:
-    """The classes of a file's categories and, if wanted, of the pixels outside of all objects."""
-
-    def __init__(self, names: Mapping[int, str], has_background: bool) -> None:
-        ids = sorted(names)
-        self.labels = tuple(names[each] for each in ids)
-        own = [place for place, name in enumerate(self.labels) if name.strip().lower() == BACKGROUND]
-        first = has_background and not own
-        self._background = (own or [0])[0] if has_background else None
-        self.labels = (BACKGROUND, *self.labels) if first else self.labels
-        self.numbers = {each: place for place, each in enumerate(ids, int(first))}
-        """The number of each category by its id."""
-
-    def filled(self, segments: Segments) -> Segments:
-        """Return segments with the pixels of none as one of the background."""
-        outside = segments.map == NONE
-        if self._background is None or not outside.any():
-            return segments
-        labels, objects, crowds, areas, numbers, _ = segments
-        return Segments(
-            np.append(labels, self._background).astype(np.int32),
-            np.append(objects, False),
-            np.append(crowds, False),
-            np.append(areas, np.count_nonzero(outside)),
-            np.where(outside, len(labels), numbers).astype(np.int32),
-        )
+def _filled(segments: Segments, background: int) -> Segments:
+    """Return segments with the pixels of none as one of the background."""
+    outside = segments.map == NONE
+    if not outside.any():
+        return segments
+    return Segments(
+        np.append(segments.labels, background).astype(np.int32),
+        np.append(segments.objects, False),
+        np.append(segments.crowds, False),
+        np.append(segments.areas, np.count_nonzero(outside)),
+        np.where(outside, len(segments.labels), segments.map).astype(np.int32),
+    )
