@@ -49,17 +49,6 @@ def _exported() -> ExportedModel:
     return model_of_five()
 
 
-def test_the_onnx_file_is_written_once_for_both_of_its_runtimes(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "require_packages", lambda packages: None)
-    monkeypatch.setattr(compare, "export_onnx", lambda task, options: (tmp_path / options.output, {}))
-    options = FastestOptions(SourceOptions("a model"), str(tmp_path))
-    file = compare._write(None, "openvino", options, {})
-    assert file == tmp_path / "onnx"
-    monkeypatch.setattr(compare, "export_onnx", lambda *_: pytest.fail("it was written again"))
-    assert compare._write(None, "onnx", options, {"openvino": file}) == file
-    assert compare._write(None, "openvino", options, {"onnx": file}) == file
-
-
 @pytest.mark.slow
 def test_forms_are_measured_in_processes_of_their_own_and_others_named_with_the_reason(exported, tmp_path, monkeypatch):
     file = tmp_path / "model.tflite"

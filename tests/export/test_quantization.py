@@ -82,15 +82,17 @@ def to_nearest(kernel: np.ndarray) -> np.ndarray:
     return np.round(kernel / steps) * steps
 
 
-def test_errors_of_correlated_channels_cancel_in_the_product_and_the_scale_stays():
+def test_errors_of_correlated_channels_cancel_in_the_product_and_the_scale_stays(monkeypatch):
     rng = np.random.default_rng(0)
     tokens = rng.normal(size=(4000, 7)) @ rng.normal(size=(7, 150)) + 0.1 * rng.normal(size=(4000, 150))
-    kernel = rng.normal(size=(150, 11)).astype(np.float32)  # more channels than a block
-    rounded = gptq.rounded(kernel, *gptq.inverse_factor((tokens.T @ tokens).astype(np.float32)))
+    kernel, factor = rng.normal(size=(150, 11)).astype(np.float32), gptq.inverse_factor(tokens.T @ tokens)
+    rounded = gptq.rounded(kernel, *factor)
     np.testing.assert_allclose(to_nearest(rounded), rounded, atol=1e-6)  # nothing is left to round
     np.testing.assert_array_equal(np.abs(rounded).max(axis=0), np.abs(kernel).max(axis=0))
     errors = [np.square(tokens @ (found - kernel)).sum() for found in (rounded, to_nearest(kernel))]
     assert errors[0] < 0.2 * errors[1]
+    monkeypatch.setattr(gptq, "_BLOCK", 40)  # how many rows at a time does not matter
+    np.testing.assert_allclose(gptq.rounded(kernel, *factor), rounded, atol=1e-6)
 
 
 def test_in_four_bits_each_block_of_channels_keeps_its_scale():

@@ -376,7 +376,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("name", others_slow(FAMILIES, "attention pooling", "hybrid"))
+@pytest.mark.parametrize("name", others_slow(FAMILIES, "hybrid"))
 def test_every_family_becomes_a_file(name):
     model = build(FAMILIES[name], channels=1)
     content = to_tflite(model)

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-import tensorflow as tf
 
 import keras_vit
 from export.files import write_beside
 from export.options import SourceOptions
 from export.run import open_run
-from export.saved_model import __main__ as saved_model
 from export.source import open_model
 from keras_vit import UserError
 from keras_vit.run import MONITOR, Run
@@ -167,19 +165,6 @@ def test_saved_features_are_compared_with_the_summary_beside_an_export(run, tmp_
         np.savez(tmp_path / "wrong.npz", **arrays | change)
         with pytest.raises(UserError, match=r"wrong.npz must have .*probabilities \(n, K\), finite numbers of"):
             monitor.main(["--run", str(version), str(tmp_path / "wrong.npz")])
-
-
-@pytest.mark.slow
-def test_an_export_carries_the_summary_for_the_features_that_it_serves(run, tmp_path, capsys):
-    saved_model.main(["--run", str(run), "--output", str(tmp_path / "served")])
-    version = tmp_path / "served" / "1"
-    served = tf.saved_model.load(str(version)).signatures
-    images = digit_images(50)
-    features = served["features"](image_bytes=tf.stack([tf.io.encode_png(image) for image in images]))["features"]
-    probabilities = served["image_tensor_uint8"](image=tf.constant(images))["probabilities"]
-    np.savez(tmp_path / "today.npz", features=features, probabilities=probabilities)
-    monitor.main(["--run", str(version), str(tmp_path / "today.npz")])
-    assert "No alarm" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("settings", [{"source": {"data": "digits"}, "recipe": {"loss": "multi-label"}}, {}])

@@ -55,16 +55,6 @@ def test_least_squares_are_the_originals_for_every_strength(name):
         assert solved.accuracy(query, l2) == pytest.approx(golden["accuracy_float64"][i], abs=1e-12)
 
 
-def test_both_forms_have_one_solution():
-    rng = np.random.default_rng(0)
-    values, labels = rng.normal(size=(12, 11)), np.arange(12) % 3  # 12 equations in 12 unknowns
-    x = np.pad((values - values.mean(0)) / (values.std(0) + 1e-5), ((0, 0), (0, 1)), constant_values=100.0)
-    expected = np.linalg.solve(x.T @ x + 8.0 * np.eye(12), x.T @ (2.0 * np.eye(3)[labels] - 1.0))
-    np.testing.assert_allclose(LeastSquares(Features(values, labels), 3).weights(8.0), expected, rtol=1e-9)
-    more = np.pad(values, ((0, 0), (0, 1)), constant_values=1.0)  # a thirteenth unknown, of a feature without spread
-    np.testing.assert_allclose(LeastSquares(Features(more, labels), 3).weights(8.0)[-1], expected[-1], rtol=1e-9)
-
-
 def test_shots_are_the_first_of_a_random_order_of_each_class():
     labels = np.array([2, 0, 1, 0, 2, 1, 0, 2, 1, 1])
     few, more = (shots_of(labels, 3, shots, seed=1) for shots in (1, 3))
