@@ -32,11 +32,9 @@ def check_data_service(options: TrainingOptions) -> None:
         return
     protocol, _, place = options.data_service.partition("://")
     host, _, port = place.rpartition(":")
+    advice = "start its dispatcher, give its address, such as grpc://host:5050, or leave --data-service out"
     with explained(
-        lambda reason: (
-            f"No data service answers at {options.data_service} ({reason}); start its dispatcher, give its address, "
-            "such as grpc://host:5050, or leave --data-service out."
-        ),
+        lambda reason: f"No data service answers at {options.data_service} ({reason}); {advice}.",
         *(OSError, OverflowError, ValueError),
     ):
         if protocol != "grpc":
@@ -172,10 +170,8 @@ def next_commands(options: EvaluateOptions, run: Run) -> list[tuple[str, ...]]:
     """Return commands to go on with after the evaluation of a run or checkpoint."""
     if run.file(CONFIG) and options.classes is None:
         return run.next_commands("evaluate")
-    head = () if options.classes is None else ("--zero-shot-head",)
-    return [
-        ("finetune", "--checkpoint", options.run, *head, *options.source.arguments(), "--workdir", "runs/finetuned")
-    ]
+    head, data = () if options.classes is None else ("--zero-shot-head",), options.source.arguments()
+    return [("finetune", "--checkpoint", options.run, *head, *data, "--workdir", "runs/finetuned")]
 
 
 def pipeline_options(
@@ -197,7 +193,9 @@ def pipeline_options(
         if arguments:
             raise UserError(f"Options behind -- are those of a pipeline, as {arguments[0]!r}; give --runner, too.")
         return None
-    table = _table_path(data) if data else None
+    table = data.removeprefix("csv:") if data else None
+    if table is not None and not is_remote(table):
+        existing_file(table, "with --runner, --data takes csv:FILE with the columns path, label and split")
     if importlib.util.find_spec("apache_beam") is None:
         raise UserError(
             "--runner needs Apache Beam, which is not installed; install it in an environment of its own, by "
@@ -211,11 +209,3 @@ def pipeline_options(
             "that address."
         )
     return PipelineOptions(runner, arguments, table)
-
-
-def _table_path(data: str) -> str:
-    """Return the path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
-    path = data.removeprefix("csv:")
-    if not is_remote(path):
-        existing_file(path, "with --runner, --data takes csv:FILE with the columns path, label and split")
-    return path
