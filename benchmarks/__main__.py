@@ -7,6 +7,7 @@ large matrices runs too, as the limit of the machine. The command writes results
 """
 
 import dataclasses
+import itertools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _ALL: tuple[Cases, ...] = get_args(Cases)
 
 _ViT = Literal["ViT-Ti_16", "ViT-S_16", "ViT-B_16"]
 _ARTIFACTS = ("keras_vit_saved_model", "keras_vit_onnx", "keras_vit_openvino")
+_TFLITE = ("keras_vit_tflite", "keras_vit_tflite_int8")
 _OTHERS = ("keras_hub", "transformers", "transformers_compiled", "timm")
 
 
@@ -47,26 +49,22 @@ class Arguments:
 
 def comparisons(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
     """Return each requested case with its peers; the first peer is this project."""
-    cases = []
+    threads, found = arguments.threads, []
     for name in arguments.cases:
-        precision = "bfloat16" if name.endswith("bfloat16") else "float32"
-        if name in ("inference", "bfloat16"):
-            artifacts = _ARTIFACTS if precision == "float32" else _ARTIFACTS[:1]
-            for model in arguments.models:
-                for batch in arguments.batches:
-                    case = Case("inference", model, batch, precision=precision, threads=arguments.threads)
-                    cases.append((case, (REFERENCE, *artifacts, *_OTHERS)))
-        elif name in ("training", "training-bfloat16"):
-            for model in arguments.models:
-                case = Case("training", model, 16, precision=precision, threads=arguments.threads)
-                cases.append((case, (REFERENCE, *_OTHERS)))
-        elif name == "families":
-            for model in ("BiT-R50x1", "R50+ViT-B_16"):
-                cases.append((Case("inference", model, 8, threads=arguments.threads), (REFERENCE, *_ARTIFACTS, "timm")))
-        else:
-            case = Case("inference", "ViT-Ti_16", 1, threads=1)
-            cases.append((case, ("keras_vit_saved_model", "keras_vit_tflite", "keras_vit_tflite_int8")))
-    return cases
+        if name == "phone":
+            found.append((Case("inference", "ViT-Ti_16", 1, threads=1), (*_ARTIFACTS[:1], *_TFLITE)))
+            continue
+        models, batches, others = arguments.models, arguments.batches, _OTHERS
+        if name == "families":
+            models, batches, others = ("BiT-R50x1", "R50+ViT-B_16"), (8,), ("timm",)
+        elif "training" in name:
+            batches = (16,)
+        artifacts = {"bfloat16": _ARTIFACTS[:1], "training": (), "training-bfloat16": ()}.get(name, _ARTIFACTS)
+        task, precision = "training" if "training" in name else "inference", "bfloat16" if "bf" in name else "float32"
+        for model, batch in itertools.product(models, batches):
+            case = Case(task, model, batch, precision=precision, threads=threads)
+            found.append((case, (REFERENCE, *artifacts, *others)))
+    return found
 
 
 def table(case: Case, results: Sequence[Result]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import pathlib
 import platform
 from collections.abc import Callable
@@ -17,7 +16,7 @@ Device = Literal["cpu", "gpu"]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A task, a model, and the sizes."""
+    """A task on a model, with its sizes."""
 
     task: Task
     model: str
@@ -37,15 +36,10 @@ class Case:
         threads = f", {self.threads} thread{'s' * (self.threads > 1)}"
         return f"{self.model}, {self.task}, batch {self.batch}, {self.size} px, {self.precision}{threads}"
 
-    def to_json(self) -> str:
-        """The case as JSON, for the command line of a peer process."""
-        return json.dumps(dataclasses.asdict(self))
-
 
 NUM_CLASSES = 1000
 
-Call = Callable[[], object]
-"""Computes one batch or one training step; it alone is timed."""
+Call = Callable[[], object]  # computes one batch or one training step, and alone is timed
 
 
 def random_images(case: Case) -> np.ndarray:

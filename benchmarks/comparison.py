@@ -21,8 +21,7 @@ from keras_vit import MODELS, ViTConfig
 from keras_vit.files.atomic import staged
 
 REFERENCE, LIMIT = "keras_vit", "matrix_product"
-# A training step is a forward pass and two products more for each of its products, of the same size.
-_PASSES = {"inference": 1, "training": 3}
+_PASSES = {"inference": 1, "training": 3}  # a training step has two products more for each of a forward pass
 # Peers whose last block computes only the class token, because the head reads no other token.
 _ARTIFACTS = ("saved_model", "onnx", "openvino", "tflite", "tflite_int8")
 _CLASS_TOKEN_ONLY = {"inference": [f"keras_vit_{artifact}" for artifact in _ARTIFACTS], "training": [REFERENCE]}
@@ -45,14 +44,12 @@ class Result:
 
     @property
     def median(self) -> float:
-        """Median of the seconds."""
         return statistics.median(self.seconds)
 
 
 def compare(case: Case, peers: Sequence[str], rounds: int) -> list[Result]:
     """Start all peers, run them in turn, and return their results. A peer that fails is reported and skipped."""
-    with contextlib.ExitStack() as stack:
-        # Peers start one after the other, because preparing a peer uses all cores.
+    with contextlib.ExitStack() as stack:  # peers start one after the other, because preparing one uses all cores
         processes = [PeerProcess(peer, case, stack) for peer in peers]
         for _ in range(rounds):
             for process in processes:
@@ -76,10 +73,9 @@ def flops(case: Case, peer: str | None = None) -> int:
 
 @functools.cache
 def _multiply_adds(model: str, size: int) -> int:
-    """Multiply-adds of one image, counted in another process.
+    """Multiply-adds of one image, counted by another process.
 
-    Counting builds the model in Keras. This process must not load a backend: it would hold memory while the peers are
-    timed, and JAX would reserve most of the GPU.
+    This one must not load a backend: it would hold memory while the peers are timed, and JAX most of the GPU.
     """
     code = (
         "from keras_vit import MODELS\n"
@@ -108,10 +104,10 @@ def rate(result: Result, case: Case) -> float:
 class PeerProcess:
     """The process of one peer. The exit stack closes it."""
 
-    def __init__(self, peer: str, case: Case, stack: contextlib.ExitStack, module: str = "benchmarks.peer_process"):
+    def __init__(self, peer: str, case: Case, stack: contextlib.ExitStack, module: str = "benchmarks.peers"):
         self.peer, self.failure, self.seconds = peer, None, []
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 (the stack closes it)
-        command = [sys.executable, "-m", module, peer, case.to_json()]
+        command = [sys.executable, "-m", "benchmarks.peer_process", module, peer, json.dumps(dataclasses.asdict(case))]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
         self._errors, self.process = errors, stack.enter_context(subprocess.Popen(command, text=True, **pipes))
         self.ready = self._answer()
@@ -136,14 +132,8 @@ class PeerProcess:
         if self.failure is None:
             self.process.stdin.close()
             last = self._answer()
-        return Result(
-            self.peer,
-            tuple(self.seconds),
-            self.ready.get("prepare", 0.0),
-            self.ready.get("first_call", 0.0),
-            int(last.get("peak_bytes", 0)),
-            self.failure,
-        )
+        prepare, first = (self.ready.get(name, 0.0) for name in ("prepare", "first_call"))
+        return Result(self.peer, tuple(self.seconds), prepare, first, int(last.get("peak_bytes", 0)), self.failure)
 
     def _answer(self) -> dict:
         line = self.process.stdout.readline()

@@ -12,7 +12,6 @@ small model on the CPU, as a trial.
 """
 
 import dataclasses
-import functools
 import importlib.metadata
 import math
 import os
@@ -23,6 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import benchmarks.input
 from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, flops, rate, write_results
 from keras_vit import MODELS, ViTConfig, cli
@@ -37,8 +37,7 @@ _FIRST_BATCH = {"inference": 3.7e13, "training": 1.85e13}
 _Model = Literal["ViT-S_16", "ViT-B_16", "ViT-L_16", "ViT-H_14", "BiT-R50x1", "R50+ViT-B_16"]
 _QUICK: tuple[_Model, ...] = ("ViT-B_16", "ViT-L_16")
 _SMALLEST_BATCH = 8
-# Messages of JAX, XLA and torch.
-_FULL_MEMORY = re.compile("memory|RESOURCE_EXHAUSTED|allocat", re.IGNORECASE)
+_FULL_MEMORY = re.compile("memory|RESOURCE_EXHAUSTED|allocat", re.IGNORECASE)  # messages of JAX, XLA and torch
 _INPUTS = ("keras_vit_folder", "keras_vit_tfrecord")
 
 
@@ -60,19 +59,14 @@ class Arguments:
     """Directory for results.json and results.md."""
 
 
-def largest(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:
-    """Halve the batch of the case until it fits into memory. Returns the last failure if no batch fits."""
+def measured(case: Case, peer: str, rounds: int, *, is_largest: bool) -> tuple[Case, Result]:
+    """Measure a case; if its batch is to be the largest, halve it until it fits, or return the last failure."""
     while True:
-        case, result = fixed(case, peer, rounds)
+        (result,) = compare(case, [peer], rounds)
         is_full = result.failure is not None and _FULL_MEMORY.search(result.failure)
-        if not is_full or case.batch // 2 < _SMALLEST_BATCH:
+        if not (is_largest and is_full) or case.batch // 2 < _SMALLEST_BATCH:
             return case, result
         case = dataclasses.replace(case, batch=case.batch // 2)
-
-
-def fixed(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:
-    """Measure a case as it is."""
-    return case, compare(case, [peer], rounds)[0]
 
 
 def rows(results: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
@@ -86,47 +80,35 @@ def rows(results: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
             continue
         images = case.batch / result.median
         spread = f"{case.batch / max(result.seconds):,.0f} to {case.batch / min(result.seconds):,.0f}"
-        relative = f"{own / images:.2f}x" if own is not None else ""
-        speed = rate(result, case)
+        relative, speed = f"{own / images:.2f}x" if own is not None else "", rate(result, case)
         share = f"{speed / limit:.0%}" if limit else ""
-        peak = f"{result.peak_bytes / 1e9:.1f}"
-        lines.append(
-            f"{head} {case.batch} | {images:,.0f} ({spread}) | {relative} | {speed / 1e12:.3g} | {share} | {peak} |"
-        )
+        shown = f"{case.batch} | {images:,.0f} ({spread}) | {relative} | {speed / 1e12:.3g} | {share}"
+        lines.append(f"{head} {shown} | {result.peak_bytes / 1e9:.1f} |")
     return lines
 
 
 def cases(arguments: Arguments, gpu: str | None) -> list[tuple[Case, bool, tuple[str, ...]]]:
-    """Return the cases, whether the batch of each is halved until it fits, and the peers.
-
-    Without a GPU, they are those of the trial.
-    """
+    """Return the cases, or without a GPU the trial's, whether each is of the largest batch, and the peers."""
     if gpu is None:
         one = Case("inference", "ViT-Ti_16", 1, precision="bfloat16")
         return [(dataclasses.replace(one, task=task), False, _peers(one.model)) for task in arguments.tasks]
     models, sizes, small = arguments.models, arguments.sizes, _SMALL_BATCHES
     if arguments.quick:
         models, sizes, small = _QUICK, (224,), (1,)
-    chosen = []
-    for model in models:
-        for size in dict.fromkeys(_size(model, each) for each in sizes):
-            for task in arguments.tasks:
-                for batch, is_largest in _batches(model, size, task, small):
-                    case = Case(task, model, batch, size, "bfloat16", device="gpu")
-                    peers = [peer for peer in _peers(model) if not (arguments.quick and peer == _TRANSFORMERS)]
-                    chosen.append((case, is_largest, tuple(peers)))
-    return chosen
+    return [
+        (Case(task, model, batch, size, "bfloat16", device="gpu"), is_largest, _peers(model, arguments.quick))
+        for model in models
+        for size in dict.fromkeys(_size(model, each) for each in sizes)
+        for task in arguments.tasks
+        for batch, is_largest in _batches(model, size, task, small)
+    ]
 
 
-def _peers(model: str) -> tuple[str, ...]:
+def _peers(model: str, quick: bool = False) -> tuple[str, ...]:
     config = MODELS[model]
-    is_plain_vit = isinstance(config, ViTConfig) and config.stem is None
-    return _REFERENCE, _TIMM, *_on_tensorflow(), *((_TRANSFORMERS,) if is_plain_vit else ())
-
-
-def _on_tensorflow() -> list[str]:
-    """Return the peer on TensorFlow if the installed package may have CUDA."""
-    return ["keras_vit"] if next(importlib.metadata.Distribution.discover(name="tensorflow"), None) else []
+    transformers = (_TRANSFORMERS,) if isinstance(config, ViTConfig) and config.stem is None and not quick else ()
+    has_cuda = next(importlib.metadata.Distribution.discover(name="tensorflow"), None)  # tensorflow-cpu has none
+    return _REFERENCE, _TIMM, *(("keras_vit",) if has_cuda else ()), *transformers
 
 
 def _size(model: str, size: int) -> int:
@@ -148,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
     gpu = _gpu()
     if gpu is None:
         print("No GPU found, so ViT-Ti_16 runs with one image on the CPU; this only shows that the command works.")
-    head, measured = f"{gpu or 'CPU'}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds", []
+    head, found = f"{gpu or 'CPU'}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds", []
     chosen = cases(parsed, gpu)
     (product,) = compare(chosen[0][0], [LIMIT], parsed.rounds)
     limit = 0.0 if product.failure else rate(product, chosen[0][0])
@@ -160,19 +142,16 @@ def main(arguments: Sequence[str]) -> None:
     ]
     print("\n".join(lines), flush=True)
     for case, is_largest, peers in chosen:
-        measure = functools.partial(largest if is_largest else fixed, case, rounds=parsed.rounds)
-        results = [measure(peer) for peer in peers]
+        results = [measured(case, peer, parsed.rounds, is_largest=is_largest) for peer in peers]
         shown = rows(results, limit)
         print("\n".join(shown), flush=True)
         lines += shown
-        measured += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in results]
-        write_results(output, {"machine": head, "cases": measured}, lines)  # after every case, for interrupted runs
-    from benchmarks.input.__main__ import compare as compare_inputs  # a command of its own, which Python runs once
-
+        found += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in results]
+        write_results(output, {"machine": head, "cases": found}, lines)  # after every case, for interrupted runs
     cores = len(os.sched_getaffinity(0))
-    lines += ["", f"The input pipeline, on {cores} cores:", "", compare_inputs(_INPUTS, 3, 32, 512, cores)]
+    lines += ["", f"The input pipeline, on {cores} cores:", "", benchmarks.input.compare(_INPUTS, 3, 32, 512, cores)]
     print("\n".join(lines[-4:]), flush=True)
-    write_results(output, {"machine": head, "cases": measured}, lines)
+    write_results(output, {"machine": head, "cases": found}, lines)
 
 
 def _gpu() -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from benchmarks.case import NUM_CLASSES
+from benchmarks.peers import step_trainer
 from keras_vit import MODELS, cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
@@ -31,7 +32,7 @@ gpu_device_info {
 platform_name: "CUDA" device_description_str: "NVIDIA H100 80GB HBM3"
 dnn_version_info { major: 9 minor: 8 } runtime_version { major: 12 minor: 8 }
 """
-_CUDNN = 90800
+_CUDNN, _SIZE = 90800, 224
 _KERNEL = re.compile(r"^  (?:ROOT )?%\S+ = .*? (fusion|copy|custom-call)\((?:.*custom_call_target=\"([^\"]+)\")?", re.M)
 _EPILOGUE = re.compile(r'"epilogue":"(\w+)"')
 
@@ -111,27 +112,12 @@ def _of_tensorflow(arguments: Arguments, chip: Any) -> Any:
 
 
 def _batch(arguments: Arguments) -> list[tuple[int, ...]]:
-    return [(arguments.batch, 224, 224, 3), (arguments.batch, NUM_CLASSES)]
+    return [(arguments.batch, _SIZE, _SIZE, 3), (arguments.batch, NUM_CLASSES)]
 
 
 def _trainer(arguments: Arguments) -> Any:
-    import keras_vit
-    from training.loop.build import build_trainer
-    from training.loop.devices.strategies import open_strategy
-    from training.options.common import Execution, StrategyOptions
-    from training.recipes.recipe import Recipe
-
     config = dataclasses.replace(MODELS[arguments.model], num_layers=arguments.num_layers)
-    recipe = Recipe(
-        image_size=(224, 224), batch_size=arguments.batch, learning_rate=1e-4, steps=1, weight_decay=0.1, clip_norm=None
-    )
-    return build_trainer(
-        lambda: keras_vit.build(config, num_classes=NUM_CLASSES),
-        recipe,
-        1,
-        execution=Execution(precision="bfloat16"),
-        strategy=open_strategy(StrategyOptions()),
-    )
+    return step_trainer(config, _SIZE, arguments.batch, "bfloat16")
 
 
 if __name__ == "__main__":

@@ -4,21 +4,18 @@ Each peer is a function that takes a case and returns a call of one batch or one
 A peer runs in its own process and imports its own framework. All weights are random; the tests check the numbers.
 """
 
-import dataclasses
+import functools
 import itertools
 import os
-from collections.abc import Callable
+import resource
+import sys
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from benchmarks.case import NUM_CLASSES, Call, Case, random_images, set_tensorflow_threads
-from benchmarks.exported_peers import (
-    keras_vit_onnx,
-    keras_vit_openvino,
-    keras_vit_saved_model,
-    keras_vit_tflite,
-    keras_vit_tflite_int8,
-)
+from benchmarks.exported_peers import EXPORTED
+from benchmarks.peer_process import timed
 
 # Side of the square matrices whose product is the limit of the machine: large enough to make overhead negligible.
 SIDE = {"cpu": 3072, "gpu": 8192}
@@ -63,44 +60,39 @@ def keras_vit(case: Case) -> Call:
     elif not tf.config.list_physical_devices("GPU"):
         raise RuntimeError("TensorFlow sees no GPU")
     if case.task == "training":
-        return _training_step(case)
+        trainer = step_trainer(case.model, case.size, case.batch, case.precision)
+        images, labels = tf.constant(random_images(case)), tf.one_hot(np.arange(case.batch), NUM_CLASSES)
+        step = tf.function(trainer.train_step, jit_compile=trainer.jit_compile)
+        return lambda: step((images, labels))["loss"].numpy()
     keras.config.set_dtype_policy(case.precision)
     return _forward(case, keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES))
-
-
-def _policy(case: Case) -> str:
-    """Return the dtype policy of Keras; bfloat16 is mixed precision in training."""
-    return f"mixed_{case.precision}" if case.task == "training" and case.precision != "float32" else case.precision
 
 
 def _forward(case: Case, model) -> Call:
     import tensorflow as tf
 
-    forward, images = (
-        tf.function(lambda x: model(x, training=False), jit_compile=case.device == "gpu"),
-        tf.constant(random_images(case)),
-    )
+    forward = tf.function(lambda x: model(x, training=False), jit_compile=case.device == "gpu")
+    images = tf.constant(random_images(case))
     return lambda: forward(images).numpy()
 
 
-def _training_step(case: Case) -> Call:
-    import tensorflow as tf
+def step_trainer(model, size: int, batch: int, precision: str):
+    """The compiled trainer of `keras-vit pretrain` with AdamW, on the backend of this process.
 
-    from keras_vit import MODELS, build
-    from training.loop.optimizers import make_optimizer
-    from training.loop.trainer import Trainer
-    from training.objectives.objective import Classification
-    from training.options.common import Execution
-    from training.recipes.pretrain import find_recipe
+    model: name or config. size: height and width in pixels. precision: "float32", or "bfloat16" for mixed precision.
+    """
+    from keras_vit import build
+    from training.loop.build import build_trainer
+    from training.loop.devices.strategies import open_strategy
+    from training.options.common import Execution, StrategyOptions
+    from training.recipes.recipe import Recipe
 
-    model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=_policy(case))
-    recipe = dataclasses.replace(find_recipe("digits"), batch_size=case.batch)
-    trainer = Trainer(model, recipe, objective=Classification("softmax"), execution=Execution())
-    with_xla = case.device == "gpu"  # as `pretrain` compiles it
-    trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=with_xla)
-    labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
-    images, step = tf.constant(random_images(case)), tf.function(trainer.train_step, jit_compile=with_xla)
-    return lambda: step((images, labels))["loss"].numpy()
+    recipe = Recipe(
+        image_size=(size, size), batch_size=batch, learning_rate=1e-4, steps=1, weight_decay=0.1, clip_norm=None
+    )
+    strategy = open_strategy(StrategyOptions())  # which leaves the GPU to JAX, if that is the backend
+    make_model = functools.partial(build, model, image_size=size, num_classes=NUM_CLASSES)
+    return build_trainer(make_model, recipe, 1, execution=Execution(precision=precision), strategy=strategy)
 
 
 def keras_vit_jax(case: Case) -> Call:
@@ -113,43 +105,19 @@ def keras_vit_jax(case: Case) -> Call:
     import keras_vit
 
     if case.task == "training":
-        return _jax_step(case)
+        from training.loop.devices.jax_devices import batch_on_devices
+
+        trainer = step_trainer(case.model, case.size, case.batch, case.precision)
+        trainer.make_train_function()
+        labels = np.eye(NUM_CLASSES, dtype=np.float32)[np.arange(case.batch) % NUM_CLASSES]
+        batches = itertools.repeat(tuple(batch_on_devices(rows) for rows in (random_images(case), labels)))
+        return lambda: float(trainer.train_steps(batches, 1)["loss"])
     keras.config.set_dtype_policy(case.precision)
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     weights, others = ([v.value for v in group] for group in (model.trainable_variables, model.non_trainable_variables))
     forward = jax.jit(lambda weights, images: model.stateless_call(weights, others, images, training=False)[0])
     images = jax.device_put(random_images(case)).astype(case.precision)
     return lambda: np.asarray(forward(weights, images))
-
-
-def _jax_step(case: Case) -> Call:
-    import keras_vit
-    from training.loop.build import build_trainer
-    from training.loop.devices.jax_devices import batch_on_devices
-    from training.loop.devices.strategies import open_strategy
-    from training.options.common import Execution, StrategyOptions
-    from training.recipes.recipe import Recipe
-
-    recipe = Recipe(
-        image_size=(case.size, case.size),
-        batch_size=case.batch,
-        learning_rate=1e-4,
-        steps=1,
-        weight_decay=0.1,
-        clip_norm=None,
-    )
-    strategy = open_strategy(StrategyOptions())  # which leaves the GPU to JAX
-    trainer = build_trainer(
-        lambda: keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES),
-        recipe,
-        1,
-        execution=Execution(precision=case.precision),
-        strategy=strategy,
-    )
-    trainer.make_train_function()
-    labels = np.eye(NUM_CLASSES, dtype=np.float32)[np.arange(case.batch) % NUM_CLASSES]
-    batches = itertools.repeat(tuple(batch_on_devices(rows) for rows in (random_images(case), labels)))
-    return lambda: float(trainer.train_steps(batches, 1)["loss"])
 
 
 def keras_hub(case: Case) -> Call:
@@ -160,7 +128,8 @@ def keras_hub(case: Case) -> Call:
     from keras_vit import MODELS
 
     set_tensorflow_threads(case)
-    keras.config.set_dtype_policy(_policy(case))
+    is_mixed = case.task == "training" and case.precision != "float32"
+    keras.config.set_dtype_policy(f"mixed_{case.precision}" if is_mixed else case.precision)
     config = MODELS[case.model]
     backbone = keras_hub.models.ViTBackbone(
         image_shape=(case.size, case.size, 3),
@@ -173,11 +142,8 @@ def keras_hub(case: Case) -> Call:
     model = keras_hub.models.ViTImageClassifier(backbone=backbone, num_classes=NUM_CLASSES, preprocessor=None)
     if case.task == "inference":
         return _forward(case, model)
-    model.compile(
-        keras.optimizers.AdamW(1e-4, weight_decay=0.1),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=False,
-    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), loss, jit_compile=False)
     images, labels = random_images(case), np.arange(case.batch)
     return lambda: model.train_on_batch(images, labels)
 
@@ -189,34 +155,22 @@ def transformers(case: Case, *, compiled: bool = False) -> Call:
     from keras_vit import MODELS
 
     config = MODELS[case.model]
-    model = ViTForImageClassification(
-        ViTConfig(
-            hidden_size=config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            intermediate_size=config.mlp_dim,
-            patch_size=config.patch[0],
-            image_size=case.size,
-            num_labels=NUM_CLASSES,
-            hidden_dropout_prob=config.dropout_rate,
-        )
+    theirs = ViTConfig(
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.mlp_dim,
+        patch_size=config.patch[0],
+        image_size=case.size,
+        num_labels=NUM_CLASSES,
+        hidden_dropout_prob=config.dropout_rate,
     )
-    return _torch_call(case, model, lambda model, images: model(images).logits, compiled=compiled)
-
-
-def transformers_compiled(case: Case) -> Call:
-    """The same under torch.compile."""
-    return transformers(case, compiled=True)
+    return _torch_call(case, ViTForImageClassification(theirs), lambda outputs: outputs.logits, compiled=compiled)
 
 
 def timm(case: Case, *, compiled: bool = False) -> Call:
     """The model of timm on torch, with fused attention."""
-    return _torch_call(case, timm_model(case), lambda model, images: model(images), compiled=compiled)
-
-
-def timm_compiled(case: Case) -> Call:
-    """The same under torch.compile."""
-    return timm(case, compiled=True)
+    return _torch_call(case, timm_model(case), lambda outputs: outputs, compiled=compiled)
 
 
 def timm_model(case: Case):
@@ -232,40 +186,34 @@ def timm_model(case: Case):
     return timm.create_model(_TIMM[case.model], **options)
 
 
-def _torch_call(case: Case, model, forward: Callable, *, compiled: bool) -> Call:
+def _torch_call(case: Case, model, logits_of: Callable, *, compiled: bool) -> Call:
+    """A forward pass, or with torch.autocast a training step; `logits_of` takes what the model returns."""
     import torch
 
     torch.set_num_threads(case.threads)
-    model = torch.compile(model) if compiled else model
-    device = "cuda" if case.device == "gpu" else "cpu"
+    device, dtype = "cuda" if case.device == "gpu" else "cpu", getattr(torch, case.precision)
+    model = (torch.compile(model) if compiled else model).to(device)
     images = torch.tensor(random_images(case).transpose(0, 3, 1, 2)).contiguous().to(device)
-    model = model.to(device)
-    if case.task == "training":
-        return _torch_step(case, model.train(), forward, images)
-    dtype = getattr(torch, case.precision)
-    model, images = model.eval().to(dtype), images.to(dtype)
+    if case.task == "inference":
+        model, images = model.eval().to(dtype), images.to(dtype)
 
-    def call() -> object:
-        with torch.inference_mode():
-            return forward(model, images).float().cpu().numpy()
+        def call() -> object:
+            with torch.inference_mode():
+                return logits_of(model(images)).float().cpu().numpy()
 
-    return call
-
-
-def _torch_step(case: Case, model, forward, images) -> Call:
-    import torch
-
+        return call
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.1)
-    labels = torch.arange(case.batch, device=images.device) % NUM_CLASSES
+    labels = torch.arange(case.batch, device=device) % NUM_CLASSES
 
     def step() -> float:
         optimizer.zero_grad()
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=case.precision == "bfloat16"):
-            logits = forward(model, images)
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            logits = logits_of(model(images))
         loss = torch.nn.functional.cross_entropy(logits.float(), labels)
         loss.backward()
         optimizer.step()
-        if images.device.type == "cuda":
+        if device == "cuda":
             torch.cuda.synchronize()
         return loss.item()
 
@@ -273,20 +221,25 @@ def _torch_step(case: Case, model, forward, images) -> Call:
 
 
 PEERS = {
-    peer.__name__: peer
-    for peer in (
-        matrix_product,
-        keras_vit,
-        keras_vit_jax,
-        keras_vit_saved_model,
-        keras_vit_onnx,
-        keras_vit_openvino,
-        keras_vit_tflite,
-        keras_vit_tflite_int8,
-        keras_hub,
-        transformers,
-        transformers_compiled,
-        timm,
-        timm_compiled,
-    )
+    **{peer.__name__: peer for peer in (matrix_product, keras_vit, keras_vit_jax, keras_hub, transformers, timm)},
+    **{f"{peer.__name__}_compiled": functools.partial(peer, compiled=True) for peer in (transformers, timm)},
+    **EXPORTED,
 }
+
+
+def measurements(peer: Callable[[Case], Call], case: Case, requests: Iterable[str]) -> Iterator[dict]:
+    """Yield the seconds of preparation and of the first call, then of a call for each request, then the peak memory."""
+    prepare, call = timed(lambda: peer(case))
+    first, _ = timed(call)
+    call()  # some frameworks allocate memory in the second call
+    yield {"prepare": prepare, "first_call": first}
+    for _ in requests:
+        yield {"seconds": timed(call)[0]}
+    if case.device == "cpu":
+        yield {"peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+    elif peer is keras_vit_jax:
+        yield {"peak_bytes": sys.modules["jax"].local_devices()[0].memory_stats()["peak_bytes_in_use"]}
+    elif peer is keras_vit:
+        yield {"peak_bytes": sys.modules["tensorflow"].config.experimental.get_memory_info("GPU:0")["peak"]}
+    else:
+        yield {"peak_bytes": sys.modules["torch"].cuda.max_memory_allocated()}

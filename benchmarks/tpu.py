@@ -51,15 +51,9 @@ class Arguments:
     """Compile the steps of recipes for the chips of a Cloud TPU, without one."""
 
     recipes: tuple[str, ...] = (
-        "augreg-ti16-i21k",
-        "augreg-s16-i21k",
-        "vit-b16-i21k",
-        "vit-l16-i21k",
-        "vit-h14-jft",
-        "bit-m-r50x1",
-        "r50-vit-b16-jft",
-        "masked-patch",
-    )
+        "augreg-ti16-i21k", "augreg-s16-i21k", "vit-b16-i21k", "vit-l16-i21k", "vit-h14-jft", "bit-m-r50x1",
+        "r50-vit-b16-jft", "masked-patch",
+    )  # fmt: skip
     """Recipes of training.pretrain, with their model, loss and optimizer; 1,000 classes."""
     steps: tuple[Step, ...] = ("training",)
     """training: the step of training.pretrain on TensorFlow; remat: with --remat; evaluation; jax: the training step on
@@ -77,11 +71,6 @@ class Arguments:
         for recipe in self.recipes:
             find_recipe(recipe)
 
-    def cases(self) -> list[TPUCase]:
-        """Return all cases, small batches first."""
-        cases = itertools.product(self.recipes, self.chips, self.steps, sorted(self.batches))
-        return [TPUCase(recipe, step, chip, batch) for recipe, chip, step, batch in cases]
-
 
 def memory(result: dict[str, Any]) -> int:
     """Bytes on the chip while the program runs. Updated variables take the place of the old ones."""
@@ -89,9 +78,7 @@ def memory(result: dict[str, Any]) -> int:
 
 
 def largest_batch(results: Sequence[dict[str, Any]], limit: int) -> int | None:
-    """Images per chip for which the memory, taken as linear in the batch, stays within the limit.
-    Returns None if fewer than two batches compiled.
-    """
+    """Images per chip whose memory, taken as linear in the batch, is within the limit; None for fewer than two."""
     points = sorted((result["batch"], memory(result)) for result in results if result["failure"] is None)
     if len(points) < 2:
         return None
@@ -144,7 +131,10 @@ def main(arguments: Sequence[str]) -> None:
     if missing := [name for name in ("tensorflow", "jax", "libtpu") if importlib.util.find_spec(name) is None]:
         raise UserError(f"{missing[0]} is not installed; run pip install -r benchmarks/requirements-tpu.txt.")
     results = _earlier(output / "results.json")
-    for case in parsed.cases():
+    for recipe, chip, step, batch in itertools.product(
+        parsed.recipes, parsed.chips, parsed.steps, sorted(parsed.batches)
+    ):
+        case = TPUCase(recipe, step, chip, batch)
         if any(dataclasses.asdict(case).items() <= result.items() for result in results):
             continue
         result = compile_case(case, parsed.minutes)

@@ -37,13 +37,10 @@ def _set_environment(accelerator_type: str, backend: str) -> None:
     """Set the environment of libtpu before it is loaded: there is neither a TPU nor a metadata server."""
     import libtpu
 
-    os.environ["KERAS_BACKEND"] = backend
+    os.environ |= {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # without a TPU, several processes may compile; "True" is ignored
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
-    os.environ["TPU_ACCELERATOR_TYPE"] = accelerator_type
-    os.environ["TPU_LIBRARY_PATH"] = libtpu.get_library_path()
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    os.environ |= {"TPU_ACCELERATOR_TYPE": accelerator_type, "TPU_LIBRARY_PATH": libtpu.get_library_path()}
 
 
 def _device(case: TPUCase):
@@ -143,15 +140,15 @@ def _compile_jax(case: TPUCase) -> dict[str, Any]:
 
 
 def _measured(memory, costs, host_bytes: int) -> dict[str, Any]:
-    return {
-        "arguments": memory.argument_size_in_bytes,
-        "results": memory.output_size_in_bytes,
-        "shared": memory.alias_size_in_bytes,
-        "temporaries": memory.temp_size_in_bytes,
-        "code": memory.generated_code_size_in_bytes,
-        "flops": costs["flops"],
-        "host_bytes": host_bytes,
+    names = {
+        "arguments": "argument",
+        "results": "output",
+        "shared": "alias",
+        "temporaries": "temp",
+        "code": "generated_code",
     }
+    sizes = {name: getattr(memory, f"{theirs}_size_in_bytes") for name, theirs in names.items()}
+    return {**sizes, "flops": costs["flops"], "host_bytes": host_bytes}
 
 
 if __name__ == "__main__":

@@ -20,13 +20,9 @@ import scipy.stats
 
 SIZE = 112
 GRADES = {
-    "blur": (1.5, 3.0, 5.0),
-    "noise": (10.0, 25.0, 50.0),
-    "darker": (0.75, 0.5, 0.3),
-    "contrast": (0.6, 0.35, 0.2),
-    "pixel": (28, 19, 14),
-    "brighter": (1.3, 1.7, 2.2),
-}
+    "blur": (1.5, 3.0, 5.0), "noise": (10.0, 25.0, 50.0), "darker": (0.75, 0.5, 0.3),
+    "contrast": (0.6, 0.35, 0.2), "pixel": (28, 19, 14), "brighter": (1.3, 1.7, 2.2),
+}  # fmt: skip
 METHODS = ("random", "label-next", "margin", "k-center")
 _CORRUPTED = 600
 
@@ -81,46 +77,44 @@ def corrupted(images: np.ndarray, kind: str, grade: float) -> np.ndarray:
 
 
 def head(values: np.ndarray, labels: np.ndarray, num_classes: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Return logits (n, K) as a function of features."""
+    """Return probabilities (n, K) as a function of features."""
+    from keras_vit.scores import softmax
     from training.features.active_learning import head_probabilities
     from training.features.probe import Features
 
-    def logits(asked: np.ndarray) -> np.ndarray:
+    def probabilities(asked: np.ndarray) -> np.ndarray:
         classes, known = head_probabilities(Features(values, labels), asked)
-        probabilities = np.full((len(asked), num_classes), 1e-12)  # of a class that is not among these images
-        probabilities[:, classes] = np.maximum(known, 1e-12)
-        return np.log(probabilities).astype(np.float32)
+        found = np.full((len(asked), num_classes), 1e-12)  # of a class that is not among these images
+        found[:, classes] = np.maximum(known, 1e-12)
+        return softmax(np.log(found).astype(np.float32))
 
-    return logits
+    return probabilities
 
 
 def promises(values: np.ndarray, labels: np.ndarray, draws: int = 1000) -> None:
     """Fit promises to images drawn with replacement from those outside of the head, and count which these break."""
-    from keras_vit.scores import softmax
     from training.evaluation.promises import _answer_threshold, _list_thresholds
 
     rng = np.random.default_rng(0)
     train, rest = np.split(rng.permutation(len(labels)), [len(labels) // 2])
-    probabilities, truth = softmax(head(values[train], labels[train], labels.max() + 1)(values[rest])), labels[rest]
+    probabilities, truth = head(values[train], labels[train], labels.max() + 1)(values[rest]), labels[rest]
     highest, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == truth
     ranks = scipy.stats.rankdata(highest) / len(rest)  # which threshold is chosen depends on the order alone
     fits = [rng.integers(0, len(rest), len(rest) // 2) for _ in range(draws)]
     drawn = [ranks[fit] + rng.uniform(0.0, 1e-4, len(fit)) for fit in fits]  # of an image that is drawn twice, too
     print(f"accuracy {right.mean():.1%} of {len(rest):,} images, of which {len(fits[0]):,} are drawn {draws} times")
+    bound = scipy.stats.binom.ppf(0.999, draws, 0.05)
     for wanted in (0.02, 0.05, 0.1):
-        broken, found = 0, []
+        found = []
         for fit, confidence in zip(fits, drawn, strict=True):
-            if (threshold := _answer_threshold(confidence, right[fit], wanted)) is None:
-                continue
-            answered = ranks >= threshold
-            error = np.mean(~right[answered])
-            broken += error > wanted
-            found.append((answered.mean(), error))
-        share, error = np.mean(found, axis=0) if found else (0.0, 0.0)
-        bound = scipy.stats.binom.ppf(0.999, draws, 0.05)
+            if (threshold := _answer_threshold(confidence, right[fit], wanted)) is not None:
+                answered = ranks >= threshold
+                error = np.mean(~right[answered])
+                found.append((answered.mean(), error, error > wanted))
+        share, error, broken = np.mean(found, axis=0) if found else (0.0, 0.0, 0.0)
         print(
             f"max-error {wanted}: possible in {len(found)} draws, answered {share:.1%}, errors {error:.2%}, broken in "
-            f"{broken} (at most {bound:.0f})"
+            f"{round(broken * len(found))} (at most {bound:.0f})"
         )
     for by_class in (False, True):
         for wanted in (0.9, 0.95):
@@ -149,7 +143,19 @@ def label_next(values: np.ndarray, labels: np.ndarray, names: Sequence[str], see
     steps = [2, 5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100]
     budgets = [step * num_classes for step in steps if step * num_classes < 0.7 * len(labels)]
 
-    def centers(known: np.ndarray, free: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    def random(known, free, count, rng):
+        return rng.choice(free, count, replace=False)
+
+    def ours(known, free, count, rng):
+        return free[choose(every.take(known), values[free], count, seed=int(rng.integers(2**31))).rows]
+
+    def margin(known, free, count, rng):
+        if len(np.unique(labels[known])) < 2:
+            return random(known, free, count, rng)
+        ordered = np.sort(head_probabilities(every.take(known), values[free])[1], axis=1)
+        return free[np.argsort(ordered[:, -1] - ordered[:, -2])[:count]]
+
+    def centers(known, free, count, rng):
         units = unit_length(values - values.mean(axis=0))
         chosen = [] if len(known) else [int(rng.choice(free))]
         nearest = (units[free] @ units[[*known, *chosen]].T).max(axis=1)
@@ -158,18 +164,7 @@ def label_next(values: np.ndarray, labels: np.ndarray, names: Sequence[str], see
             nearest = np.maximum(nearest, units[free] @ units[chosen[-1]])
         return np.array(chosen)
 
-    def margin(known: np.ndarray, free: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        if len(np.unique(labels[known])) < 2:
-            return rng.choice(free, count, replace=False)
-        ordered = np.sort(head_probabilities(every.take(known), values[free])[1], axis=1)
-        return free[np.argsort(ordered[:, -1] - ordered[:, -2])[:count]]
-
-    def ours(known: np.ndarray, free: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        return free[choose(every.take(known), values[free], count, seed=int(rng.integers(2**31))).rows]
-
-    def random(known: np.ndarray, free: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        return rng.choice(free, count, replace=False)
-
+    # Each returns images to label, a number of those that are free, by those that are known.
     curves, methods = {}, dict(zip(METHODS, (random, ours, margin, centers), strict=True))
     for name in names:
         method, found = methods[name], []
@@ -186,23 +181,19 @@ def label_next(values: np.ndarray, labels: np.ndarray, names: Sequence[str], see
         saved = 1.0 - np.interp(curves["random"], curves[name], budgets, right=np.inf) / budgets
         shown = saved[np.array(budgets) >= 10 * num_classes]
         print(name, *(f"{100 * value:.1f}" for value in curves[name]))
-        print(
-            f"  {name} needs fewer labels than random by",
-            *(f"{value:.0%}" for value in shown),
-            f"mean {shown.mean():.0%}",
-        )
+        shares = " ".join(f"{value:.0%}" for value in shown)
+        print(f"  {name} needs fewer labels than random by {shares} mean {shown.mean():.0%}")
 
 
 def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) -> None:
     """Count the alarms of windows without a change, and with corruptions and a new class; compare the accuracies."""
-    from keras_vit.scores import softmax
     from training.features.drift import compare, summarize
 
     values, labels = arrays["features"], arrays["labels"]
     whole, rng = len(labels) - _CORRUPTED, np.random.default_rng(0)
     train, kept, rest = np.split(rng.permutation(whole), [whole * 2 // 5, whole * 3 // 5])
-    logits = head(values[train], labels[train], labels.max() + 1)
-    summary = summarize(values[kept], softmax(logits(values[kept])), labels[kept])
+    classify = head(values[train], labels[train], labels.max() + 1)
+    summary = summarize(values[kept], classify(values[kept]), labels[kept])
     last, half = labels[-_CORRUPTED:], np.where(labels[rest] < (labels.max() + 1) // 2, 1.0, 0.15)
     shifted = rng.choice(rest, _CORRUPTED, False, p=half / half.sum())
     sets = {
@@ -213,7 +204,7 @@ def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) 
     new = labels == labels.max()
     errors: dict[str, list[float]] = {}
     for name, (images, truth) in sets.items():
-        probabilities, alarms, gaps, inside = softmax(logits(images)), 0, [], 0
+        probabilities, alarms, gaps, inside = classify(images), 0, [], 0
         for _ in range(windows if name == "same" else windows // 4):
             rows = rng.choice(len(truth), size, replace=False)
             drift = compare(summary, images[rows], probabilities[rows])
@@ -229,17 +220,15 @@ def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) 
     for kinds in ([*GRADES][:3], [*GRADES][3:]):
         of_kinds = [error for kind in ("same", *kinds) for error in errors.get(kind, [])]
         print(f"mean error of the expected accuracy, {', '.join(kinds)}: {100 * np.mean(of_kinds):.1f} points")
-    known = ~new[train], ~new[kept]
-    logits = head(values[train][known[0]], labels[train][known[0]], labels.max() + 1)
-    old = kept[known[1]]
-    summary = summarize(values[old], softmax(logits(values[old])), labels[old])
+    train, kept = train[~new[train]], kept[~new[kept]]
+    classify = head(values[train], labels[train], labels.max() + 1)
+    summary = summarize(values[kept], classify(values[kept]), labels[kept])
     for share in (0.05, 0.1, 0.2, 0.4):
-        alarms = 0
+        alarms, count = 0, int(share * size)
         for _ in range(windows // 4):
-            count = int(share * size)
             rows = [rng.choice(rest[new[rest]], count, False), rng.choice(rest[~new[rest]], size - count, False)]
             window = values[np.concatenate(rows)]
-            alarms += compare(summary, window, softmax(logits(window))).is_alarm
+            alarms += compare(summary, window, classify(window)).is_alarm
         print(f"a new class, {share:.0%} of the images: {alarms} alarms of {windows // 4}")
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -21,17 +21,9 @@ from keras_vit.models.config import identifying_fields
 from keras_vit.promise import PROMISE
 from keras_vit.run import MONITOR
 
-# File with the fingerprint of the exports in its directory.
-_FINGERPRINT = "export.sha256"
-# The program beside promise.json, and names of exported files.
-_DECIDE = "decide.py"
+_FINGERPRINT = "export.sha256"  # file with the fingerprint of the exports in its directory
+_DECIDE = "decide.py"  # the program beside promise.json
 _FILES = ("model-*.tflite", "model.onnx", "model.xml", "model.bin")
-
-
-def save_module(module: tf.Module, path: pathlib.Path, signatures: Mapping[str, Callable]) -> None:
-    """Call tf.saved_model.save; a full disk raises OSError."""
-    with disk_errors(path):
-        tf.saved_model.save(module, path, signatures=signatures)
 
 
 @contextlib.contextmanager
@@ -74,17 +66,18 @@ def identity_files(
     Raises UserError if the output holds exports of another model.
     """
     texts = {_FINGERPRINT: f"{fingerprint(model, labels, origin)}\n", LABELS: labels_text(labels)}
-    files = (
-        [] if (output / _FINGERPRINT).is_file() else sorted(path.name for name in _FILES for path in output.glob(name))
-    )
+    files = [] if (output / _FINGERPRINT).is_file() else _exported_files(output)
     existing = [name for name in (*texts, *files) if (output / name).is_file()]
-    foreign = [name for name in existing if (output / name).read_bytes() != texts.get(name, "").encode()]
-    if foreign:
+    if foreign := [name for name in existing if (output / name).read_bytes() != texts.get(name, "").encode()]:
         raise UserError(
             f"{output} already holds the export of another model ({', '.join(foreign)}); pass another --output, or "
             "remove it."
         )
     return texts
+
+
+def _exported_files(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for name in _FILES for path in folder.glob(name))
 
 
 def write_beside(folder: pathlib.Path, origin: Provenance) -> None:
@@ -99,5 +92,5 @@ def write_beside(folder: pathlib.Path, origin: Provenance) -> None:
 
 def note_on_earlier(output: pathlib.Path, stage: pathlib.Path) -> list[str]:
     """A sentence on files of earlier exports in `output`, of the same model, that this one in `stage` has not."""
-    files = sorted(path.name for name in _FILES for path in output.glob(name) if not (stage / path.name).exists())
+    files = [name for name in _exported_files(output) if not (stage / name).exists()]
     return [f"From an earlier export of the same model, and not measured here: {', '.join(files)}."] if files else []

@@ -21,15 +21,13 @@ from keras_vit.scores import Scoring, UnknownScorer
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.
 # Measured with logits up to 12: rounding causes 1e-5, a layer normalization with another epsilon causes 0.7.
 FLOAT_TOLERANCE = 1e-4
-# Below it, the functions of float32 are rounded more.
-_LEAST_PROBABILITY = 1e-7
+_LEAST_PROBABILITY = 1e-7  # below it, the functions of float32 are rounded more
 # Of the differences between the logits of images, how much an artifact must keep. Rounding adds to them.
 _LEAST_VARIATION = 0.1
 # Largest batch, in images and in pixels: the activations of a large model take much more memory than its weights.
 _BATCH, _BATCH_PIXELS = 64, 200_000
 
-# The outputs of a model for one image, by name.
-Outputs = Mapping[str, np.ndarray]
+Outputs = Mapping[str, np.ndarray]  # the outputs of a model for one image, by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Reference:
     @property
     def tolerance(self) -> float:
         """Largest difference from these logits, or from their probabilities, that counts as rounding."""
-        return FLOAT_TOLERANCE * max(1.0, float(np.abs(self.logits).max()))
+        return tolerance_of(self.logits)
 
     @property
     def accuracy(self) -> float | None:
@@ -96,6 +94,11 @@ class Reference:
         return found
 
 
+def tolerance_of(values: np.ndarray) -> float:
+    """Largest difference from what a model gives that counts as rounding in float32."""
+    return FLOAT_TOLERANCE * max(1.0, float(np.abs(values).max()))
+
+
 @dataclasses.dataclass(frozen=True)
 class Parity:
     """Differences between the logits of an artifact and those of the model."""
@@ -117,26 +120,17 @@ class Parity:
     """p-value of McNemar's test of these two numbers; None without labels."""
 
 
-def reference(
-    model: keras.Model,
-    preprocessing: Preprocessing,
-    samples: Samples,
-    *,
-    multi_label: bool = False,
-    raw_pixels: bool = False,
-    most_pixels: int = LARGEST_IMAGE,
-) -> Reference:
-    """Run the Keras model of logits, or of a dict of outputs, on the sample images.
+def reference(model: keras.Model, images: Reference, *, raw_pixels: bool = False) -> Reference:
+    """Run the Keras model of logits, or of a dict of outputs, on the sample images, which have no outputs yet.
 
-    multi_label: whether an image may have several classes. raw_pixels: run it on the rounded pixels that an artifact
-    with uint8 input takes. most_pixels: see `Reference`.
+    raw_pixels: run it on the rounded pixels that an artifact with uint8 input takes.
     """
+    normalize = images.preprocessing.normalize
 
-    def run(images: np.ndarray) -> Outputs:
-        outputs = model.predict_on_batch(np.asarray(preprocessing.normalize(images) if raw_pixels else images))
+    def run(batch: np.ndarray) -> Outputs:
+        outputs = model.predict_on_batch(np.asarray(normalize(batch) if raw_pixels else batch))
         return outputs if isinstance(outputs, dict) else {"logits": outputs}
 
-    images = Reference(samples, preprocessing, multi_label=multi_label, most_pixels=most_pixels)
     rows = images.outputs_of(run, raw_pixels=raw_pixels, doing="Running the Keras model")
     logits = np.stack([row.get("logits", np.zeros(0)) for row in rows])
     if logits.shape[1] > 1 and logits.min() >= 0.0 and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
@@ -262,19 +256,18 @@ def unknown_facts(
     scorer: UnknownScorer,
     expected: np.ndarray,
     found: np.ndarray,
+    threshold: float | None = None,
     *,
     exact: bool,
-    threshold: float | None = None,
 ) -> dict[str, object]:
     """The fields of report.json about the scores (n,) of unknown images by an artifact, beside the model's.
 
-    `threshold` is the artifact's; default: the model's. Raises ParityError if the scores are to be equal and differ by
-    more than rounding.
+    `threshold` is the artifact's; None for the model's. Raises ParityError if the scores are to be equal, which is
+    `exact`, and differ by more than rounding.
     """
     difference = float(np.abs(found - expected).max())
-    tolerance = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
     if exact:
-        require_close(f"unknown scores of the {name}", difference, tolerance)
+        require_close(f"unknown scores of the {name}", difference, tolerance_of(expected))
     threshold = scorer.threshold if threshold is None else threshold
     agreement = float(np.mean((found > threshold) == (expected > scorer.threshold)))
     return {

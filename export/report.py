@@ -18,12 +18,9 @@ from export import parity
 from export.texts import render
 from keras_vit.files.tables import markdown_table, markdown_text
 
-# Heading, column names, and rows.
-Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
-# Largest number of bars in a panel of report.png.
-_MOST_BARS = 15
-# Timed calls of an artifact, and the seconds that all its calls may take.
-_REPEATS, _LONGEST = 50, 5.0
+Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]  # heading, column names, and rows
+_MOST_BARS = 15  # largest number of bars in a panel of report.png
+_REPEATS, _LONGEST = 50, 5.0  # timed calls of an artifact, and the seconds that all its calls may take
 # Names of facts that are no words.
 _WORDS = {
     "dtype": "type of the weights",

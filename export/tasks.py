@@ -34,8 +34,7 @@ from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
 
-# What was measured on a file, by name.
-Measures = dict[str, Any]
+Measures = dict[str, Any]  # what was measured on a file, by name
 # Of each image the most likely patches, whose boxes a file of lower precision must keep: how many, what share of them,
 # and with which overlap (IoU).
 _LIKELIEST, _LEAST_AGREEMENT, _SAME_BOX = 20, 0.9, 0.9
@@ -43,8 +42,7 @@ _LIKELIEST, _LEAST_AGREEMENT, _SAME_BOX = 20, 0.9, 0.9
 _LEAST_EQUAL, _LEAST_ROUNDED = 0.999, 0.9
 # A score is a probability, of instance times the mean over a mask, whose edge may move by a pixel.
 _ROUNDED_SCORE = 1e-3
-# Smallest cosine of an embedding with rounded weights and that of the model.
-_LEAST_COSINE = 0.99
+_LEAST_COSINE = 0.99  # smallest cosine of an embedding with rounded weights and that of the model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +91,14 @@ class Task(abc.ABC):
 
     def reference(self, *, raw_pixels: bool = False, most_pixels: int = LARGEST_IMAGE) -> Reference:
         """Run the Keras model in float32 on the sample images."""
-        exported, multi_label = self.exported, self.exported.origin.multi_label
-        model = self.network(in_dtype(exported.model, "float32"))
-        return parity.reference(
-            model,
-            exported.preprocessing,
+        exported = self.exported
+        images = Reference(
             exported.samples,
-            multi_label=multi_label,
-            raw_pixels=raw_pixels,
+            exported.preprocessing,
+            multi_label=exported.origin.multi_label,
             most_pixels=most_pixels,
         )
+        return parity.reference(self.network(in_dtype(exported.model, "float32")), images, raw_pixels=raw_pixels)
 
     def description(self, form: str) -> str:
         """Return the description of a TFLite file."""
@@ -224,9 +220,8 @@ class Classification(Task):
         }
         section = preprocessing_section(expected.preprocessing, raw_pixels=extra.raw_pixels)
         title = f"{short_name(origin.name)} as {artifact}"
-        report.write(
-            directory, title, facts, [(heading, header, rows), *extra.tables], {**bars, **extra.panels}, section
-        )
+        tables = [(heading, header, rows), *extra.tables]
+        report.write(directory, title, facts, tables, {**bars, **extra.panels}, section)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,10 +368,8 @@ def _largest_difference(
     """Return the largest difference of an output. Raises ParityError if it is not finite, or exact and not rounding."""
     ours, theirs = (np.stack([outputs[name] for outputs in each]) for each in (expected.outputs, found))
     difference = float(np.abs(ours - theirs).max())
-    tolerance = parity.FLOAT_TOLERANCE * max(1.0, float(np.abs(ours).max()))
-    parity.require_close(
-        f"{name} of the {artifact}", difference, tolerance if exact else float(np.finfo(np.float32).max)
-    )
+    most = parity.tolerance_of(ours) if exact else float(np.finfo(np.float32).max)
+    parity.require_close(f"{name} of the {artifact}", difference, most)
     return difference
 
 

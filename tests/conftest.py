@@ -52,15 +52,22 @@ def _exact_on_a_gpu():
 
 @pytest.fixture(autouse=True, scope="module")
 def _graphs_as_traced(request):
-    """To optimize the graph of a short training takes longer than its steps; the demo and the exports do it."""
-    if request.path.parent.name not in ("loop", "objectives"):
+    """To optimize the graph of a few images takes longer than to run it; the demo and the exports do it.
+
+    So does the compilation of the form for a CPU, which the slow tests have.
+    """
+    folders = ["data", "detection", "devices", "experiments", "loop", "objectives", "prediction", "recipes"]
+    if request.path.parent.name not in (*folders, "segmentation"):
         yield
         return
     import tensorflow as tf
 
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.option.markexpr == "not slow":
+            patch.setattr("training.loop.devices.kernels.on_cpu", lambda: False)
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        yield
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 @pytest.fixture(autouse=True)
@@ -159,4 +166,6 @@ def _upstream(tmp_path_factory) -> Run:
         RECIPES["digits"], model=model, epochs=2, batch_size=200, schedule=Schedule(warmup_steps=2)
     )
     folder = tmp_path_factory.mktemp("runs") / "upstream"
-    return pretrain(PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.loop.devices.kernels.on_cpu", lambda: False)  # whose form takes seconds to compile
+        return pretrain(PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny")

@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
+import benchmarks.input as inputs
 from benchmarks import __main__ as command
 from benchmarks import comparison, gpu
 from benchmarks.case import Case
 from benchmarks.comparison import Result, compare, flops
-from benchmarks.input import __main__ as inputs
 from export.inference_model import inference_model
 from keras_vit import MODELS, build
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.complexity import costs
 
 TINY = Case("inference", "testing", 2, size=32, threads=1)
+FULL = Case("training", "ViT-S_16", 128, device="gpu")
 
 
 @pytest.mark.slow
@@ -92,7 +93,7 @@ def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(compare_by):
         return [Result(peers[0], seconds, 1.0, 0.5, 0, failure)]
 
     compare_by(compare_up_to_32)
-    case, result = gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "keras_vit_jax", 1)
+    case, result = gpu.measured(FULL, "keras_vit_jax", 1, is_largest=True)
     assert (tried, case.batch, result.failure) == ([128, 64, 32], 32, None)
 
 
@@ -101,7 +102,7 @@ def test_on_a_gpu_a_missing_library_is_reported_after_one_try(compare_by):
     compare_by(
         lambda case, peers, rounds: tried.append(case) or [Result(peers[0], (), 0, 0, 0, "No module named timm")]
     )
-    assert gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "timm_compiled", 1)[1].failure
+    assert gpu.measured(FULL, "timm_compiled", 1, is_largest=True)[1].failure
     assert len(tried) == 1
 
 

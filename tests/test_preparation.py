@@ -115,13 +115,15 @@ def test_other_formats_are_converted_without_loss_unless_they_are_lossy(tmp_path
 
 
 @pytest.mark.parametrize(("kind", "ending"), [("TIFF", "tif"), ("PNG", "png")])
-@pytest.mark.parametrize(("highest", "bits"), [(200, 8), (1000, 10), (4000, 12), (65000, 16)])
-def test_grays_of_16_bits_that_use_few_are_scaled(kind, ending, highest, bits, tmp_path):
-    gray = np.linspace(0, highest, 240).astype(np.uint16).reshape(12, 20)
-    table = prepared(tmp_path, **{f"a.{ending}": encoded(PIL.Image.fromarray(gray), kind)})
-    said = "16 bits" if bits == 16 else f"16 bits, scaled since {bits} are used"
-    assert table[f"a.{ending}"] == ["converted", "a.png", f"{kind}, {said}"]
-    np.testing.assert_array_equal(pixels(tmp_path / "out" / "a.png"), gray >> (bits - 8))
+def test_grays_of_16_bits_that_use_few_are_scaled(kind, ending, tmp_path):
+    highest = {8: 200, 10: 1000, 12: 4000, 16: 65000}
+    grays = {bits: np.linspace(0, most, 240).astype(np.uint16).reshape(12, 20) for bits, most in highest.items()}
+    files = {f"{bits}.{ending}": encoded(PIL.Image.fromarray(gray), kind) for bits, gray in grays.items()}
+    table = prepared(tmp_path, **files)
+    for bits, gray in grays.items():
+        said = "16 bits" if bits == 16 else f"16 bits, scaled since {bits} are used"
+        assert table[f"{bits}.{ending}"] == ["converted", f"{bits}.png", f"{kind}, {said}"]
+        np.testing.assert_array_equal(pixels(tmp_path / "out" / f"{bits}.png"), gray >> (bits - 8))
 
 
 def tiff(values: np.ndarray) -> bytes:

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.server import __main__ as command
-from benchmarks.server.peers import Server, measure
+import benchmarks.server as command
+from benchmarks.server import Server, measure
 
 FILES = [b"a", b"b", b"c", b"d"]
 
@@ -16,7 +16,7 @@ FILES = [b"a", b"b", b"c", b"d"]
 def test_every_request_has_a_latency_and_so_many_are_in_the_model_as_there_are_workers():
     inside, most, lock = 0, 0, threading.Lock()
 
-    def forward(images) -> np.ndarray:
+    def forward(image) -> np.ndarray:
         nonlocal inside, most
         with lock:
             inside += 1
@@ -24,16 +24,16 @@ def test_every_request_has_a_latency_and_so_many_are_in_the_model_as_there_are_w
         time.sleep(0.003)
         with lock:
             inside -= 1
-        return np.array(images)[:, None]
+        return np.array([[image]])
 
     load = measure(Server(lambda file: file[0], forward, 2), FILES, clients=4, seconds=0.1)
     assert most == 2
-    assert len(load.latencies) >= 4
-    assert max(load.latencies) <= load.seconds
+    assert len(load["latencies"]) >= 4
+    assert max(load["latencies"]) <= load["seconds"]
 
 
 def test_an_error_of_the_server_ends_the_load():
-    def forward(images) -> np.ndarray:
+    def forward(image) -> np.ndarray:
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -32,9 +32,11 @@ def check_data_service(options: TrainingOptions) -> None:
         return
     protocol, _, place = options.data_service.partition("://")
     host, _, port = place.rpartition(":")
-    advice = "start its dispatcher, give its address, such as grpc://host:5050, or leave --data-service out"
     with explained(
-        lambda reason: f"No data service answers at {options.data_service} ({reason}); {advice}.",
+        lambda reason: (
+            f"No data service answers at {options.data_service} ({reason}); start its dispatcher, give its address, "
+            "such as grpc://host:5050, or leave --data-service out."
+        ),
         *(OSError, OverflowError, ValueError),
     ):
         if protocol != "grpc":
@@ -64,11 +66,7 @@ def check_new_workdir(workdir: str) -> None:
 def check_workdir(options: TrainingOptions, command: str, recipe_name: str, *, is_final: bool) -> None:
     """Raise UserError if a workdir holds something else, or a run with other settings, is locked, or lies in the data.
 
-    Args:
-        options: of the command.
-        command: see `TrainingOptions.settings`.
-        recipe_name: see `TrainingOptions.settings`.
-        is_final: whether the recipe of the options is that of the run, and does not depend on the data.
+    is_final: whether the recipe of the options is that of the run, and does not depend on the data.
     """
     check_outside(options.workdir, options.source.data)
     if is_remote(options.workdir):
@@ -170,18 +168,17 @@ def next_commands(options: EvaluateOptions, run: Run) -> list[tuple[str, ...]]:
     """Return commands to go on with after the evaluation of a run or checkpoint."""
     if run.file(CONFIG) and options.classes is None:
         return run.next_commands("evaluate")
-    head, data = () if options.classes is None else ("--zero-shot-head",), options.source.arguments()
-    return [("finetune", "--checkpoint", options.run, *head, *data, "--workdir", "runs/finetuned")]
+    head = () if options.classes is None else ("--zero-shot-head",)
+    start = ("finetune", "--checkpoint", options.run, *head)
+    return [(*start, *options.source.arguments(), "--workdir", "runs/finetuned")]
 
 
 def pipeline_options(
     runner: Runner | None, arguments: tuple[str, ...], run: str | None, paths: Sequence[str | None], data: str = ""
 ) -> PipelineOptions | None:
-    """Return how a command runs as a pipeline; None without --runner.
+    """Return how a command runs as a pipeline, with Beam's arguments; None without --runner.
 
     Args:
-        runner: `--runner`.
-        arguments: Beam's options.
         run: `--run`, which may also be a name that each worker downloads.
         paths: what the workers read and write: images, labels and the output; of these None is left out.
         data: `--data` of the command; "" without it.

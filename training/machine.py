@@ -138,10 +138,8 @@ def description(machine: Machine) -> list[tuple[str, str]]:
     versions = ("keras", "tensorflow", "tensorflow-cpu", "jax", "numpy")
     installed = [f"{name} {machine.packages[name]}" for name in versions if name in machine.packages]
     gpus = (machine.tensorflow or {}).get("gpus", "not imported")
-    seen = [
-        f"TensorFlow: {gpus}",
-        f"JAX: {(machine.jax or {}).get('platform', 'not installed')}",
-    ]
+    seen = [f"TensorFlow: {gpus}", f"JAX: {(machine.jax or {}).get('platform', 'not installed')}"]
+    tunes = gpus not in (0, "not imported")
     return [
         ("Python", machine.python),
         ("Packages", ", ".join(installed)),
@@ -153,10 +151,7 @@ def description(machine: Machine) -> list[tuple[str, str]]:
         ("GPUs seen by", ", ".join(seen)),
         ("Hugging Face hub", "reachable" if machine.reaches_hub else "not reachable; pass local checkpoints by path"),
         ("Training runs on", _place(machine)),
-        (
-            "keras-vit auto",
-            "fine-tunes all weights" if gpus not in (0, "not imported") else "trains a linear head on frozen features",
-        ),
+        ("keras-vit auto", "fine-tunes all weights" if tunes else "trains a linear head on frozen features"),
     ]
 
 

@@ -13,8 +13,8 @@ import itertools
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -57,8 +57,6 @@ _WORDS_OF = {
 
 
 class _Outcome(NamedTuple):
-    """The outcome for a file."""
-
     done: str  # a key of _WORDS_OF
     note: str = ""  # a remark; the reason if the file is broken
     format: str = ""  # JPEG or PNG
@@ -73,8 +71,11 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
     files = sorted(map(pathlib.Path, images_in(folder)))  # those of a folder together
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
-    counts, first = collections.Counter[str](), dict[bytes, pathlib.Path]()
-    broken, moved, needs_heif = list[str](), list[str](), False
+    counts: collections.Counter[str] = collections.Counter()
+    reasons: set[str] = set()
+    broken: list[str] = []
+    moved: list[str] = []
+    first: dict[bytes, pathlib.Path] = {}
     with atomic_folder(output) as stage, (stage / TABLE).open("w", encoding="utf-8", newline="") as stream:
         table = CsvWriter(stream)
         table.writerow(("file", "done", "written", "note"))
@@ -82,7 +83,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
             name, done, note, written = file.relative_to(folder), outcome.done, outcome.note, ""
             original = first.setdefault(outcome.digest, name) if outcome.digest else name
             if done == "broken":
-                needs_heif |= note == _HEIC
+                reasons.add(note)
                 broken += [f"{shown(str(name))} ({note})"] if len(broken) < _MOST_NAMED else []
             elif original != name:
                 done, note = "copy", f"of {shown(str(original))}"
@@ -99,8 +100,11 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
         print(markdown_table(["", "files"], rows, num_text_columns=1))
         if broken:
             more = "; …" if counts["broken"] > len(broken) else ""
-            again = f"pip install pillow-heif, remove {output} if it is there, and run the command again"
-            print(f"Broken: {'; '.join(broken)}{more}{f'; for HEIC, {again}' if needs_heif else ''}.")
+            if _HEIC in reasons:
+                more += (
+                    f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again"
+                )
+            print(f"Broken: {'; '.join(broken)}{more}.")
         check_some_read(len(first))
     if moved:
         print(
@@ -136,13 +140,17 @@ def _outcomes(
 
 def _outcome(file: pathlib.Path, temporary: pathlib.Path) -> _Outcome:
     """Write what becomes of a file to `temporary`."""
+    if file.is_dir():
+        return _Outcome("broken", "a link to a folder, which is not followed")
     if not file.is_file():
-        what = "a link to a folder, which is not followed" if file.is_dir() else "no file, or a link to none"
-        return _Outcome("broken", what)
+        return _Outcome("broken", "no file, or a link to none")
     try:
         if (size := file.stat().st_size) > _LARGEST_FILE:
             return _Outcome("broken", f"{size:,} bytes, more than the maximum of {_LARGEST_FILE:,}")
         data = file.read_bytes()
+    except OSError as error:
+        return _Outcome("broken", reason_of(error))
+    try:
         image, outcome = _clean(data)
     except PIL.UnidentifiedImageError:
         known = convertible_format(data)
@@ -204,7 +212,7 @@ def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
     """Return an image as L, LA, RGB or RGBA with 8 bits, and a note on its bits."""
     if image.mode == "F":
         return PIL.Image.fromarray(_of_fractions(np.asarray(image))), "fractions of 0 to 1"
-    is_signed = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT, (1,))[0] == 2
+    is_signed = _tags(image).get(_SAMPLE_FORMAT, (1,))[0] == 2
     if image.mode.startswith("I") or is_signed:
         pixels, bits = _integers(image, is_signed)
         levels, note = _levels(pixels)
@@ -219,13 +227,16 @@ def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
     return image.convert("L" if image.mode == "1" else "RGB"), ""
 
 
-def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]:
-    """Return the values of a gray image (h, w) int64 and how many bits they have.
+def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
+    return getattr(image, "tag_v2", {})
 
-    Raises ValueError for signed colors. Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as
-    signed ones.
+
+def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]:
+    """Return the values of a gray image (h, w) int64 and how many bits they have. Raises ValueError for signed colors.
+
+    Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as signed ones.
     """
-    tags, pixels = getattr(image, "tag_v2", {}), np.asarray(image)
+    tags, pixels = _tags(image), np.asarray(image)
     bits = int(tags.get(_BITS_PER_SAMPLE, (16,))[0])
     if pixels.ndim != 2:
         raise ValueError("signed colors; save it with values from 0")
@@ -234,7 +245,8 @@ def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]
     elif bits == 32 and not is_signed:
         pixels = pixels.astype(np.int32).view(np.uint32)
     pixels = pixels.astype(np.int64)
-    if tags.get(_WHITE_IS_ZERO[0]) == _WHITE_IS_ZERO[1]:  # Pillow inverts this for 8 bits, but not for 16
+    # Pillow inverts this for 8 bits, but not for 16.
+    if tags.get(_WHITE_IS_ZERO[0]) == _WHITE_IS_ZERO[1]:
         pixels = 65535 - pixels
     return pixels, bits
 

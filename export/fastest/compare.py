@@ -36,12 +36,10 @@ from keras_vit.errors import ParityError, is_or_are
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table, short_name
 
-# Seconds of calls of one form in a round, and calls before the first round.
-_ROUND_SECONDS, _WARM_UP = 0.3, 3
+_ROUND_SECONDS, _WARM_UP = 0.3, 3  # seconds of calls of one form in a round, and calls before the first round
 # Forms that compute in float32.
 _EXACT: tuple[FastestForm, ...] = ("saved-model", "saved-model-xla", "tflite", "onnx", "openvino")
-# Smallest share of images with the same class of a form that is recommended.
-_LEAST_AGREEMENT = 0.99
+_LEAST_AGREEMENT = 0.99  # smallest share of images with the same class of a form that is recommended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +78,8 @@ def compare_forms(exported: ExportedModel, options: FastestOptions) -> tuple[lis
                 paths[form] = _write(task, form, options, paths)
             except (UserError, ParityError) as error:
                 left_out[form] = str(error)
-    threads = options.threads or _available_threads()
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = options.threads or available
     measured, failed = _measure(paths, expected, options, threads)
     left_out |= failed
     if not measured:
@@ -90,10 +89,6 @@ def compare_forms(exported: ExportedModel, options: FastestOptions) -> tuple[lis
     return measured, left_out
 
 
-def _available_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _write(
     task: Classification, form: FastestForm, options: FastestOptions, written: Mapping[FastestForm, pathlib.Path]
 ) -> pathlib.Path:
@@ -101,9 +96,8 @@ def _write(
     source, output = options.source, os.path.join(options.output, form)
     if form in ("saved-model", "saved-model-xla", "saved-model-bfloat16"):
         dtype: Dtype = "bfloat16" if form == "saved-model-bfloat16" else "float32"
-        return export_saved_model(task, SavedModelOptions(source, output, dtype=dtype, xla=form == "saved-model-xla"))[
-            0
-        ]
+        chosen = SavedModelOptions(source, output, dtype=dtype, xla=form == "saved-model-xla")
+        return export_saved_model(task, chosen)[0]
     if form in ("tflite", "tflite-int8-dynamic"):
         name: TFLiteFormat = "float32" if form == "tflite" else "int8-dynamic"
         files = TFLiteOptions(source, output, (name,), dynamic_batch=options.batch_size > 1)
@@ -143,10 +137,8 @@ def _measure(
                 failed[form] = str(error)
             else:
                 processes[form] = process
-        counts = {
-            form: max(1, round(_ROUND_SECONDS / float(np.median(process.run(_WARM_UP)["seconds"]))))
-            for form, process in processes.items()
-        }
+        once = {form: float(np.median(process.run(_WARM_UP)["seconds"])) for form, process in processes.items()}
+        counts = {form: max(1, round(_ROUND_SECONDS / seconds)) for form, seconds in once.items()}
         medians: dict[FastestForm, list[float]] = {form: [] for form in processes}
         last: dict[FastestForm, Mapping[str, Any]] = {}
         # In turn, so that whatever else the machine does slows all of them alike.

@@ -46,10 +46,8 @@ REQUIREMENTS = "export/requirements-onnx.txt"
 _OPSET = 18
 # An ONNX file is one protobuf message of less than 2 GiB, which holds the weights and the graph.
 _MOST_WEIGHT_BYTES = 2**31 - 2**24
-# Further batch sizes to verify, on the first images.
-_BATCHES = (1, 5)
-# The page, and what it needs to know of the model.
-PAGE, FACTS = "classify.html", "classify.json"
+_BATCHES = (1, 5)  # further batch sizes to verify, on the first images
+PAGE, FACTS = "classify.html", "classify.json"  # the page, and what it needs to know of the model
 
 
 @exact_products()
@@ -82,7 +80,7 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
                 batches = (images for _, images in expected.batches())
                 scores = scorer.scores(in_dtype(exported.model, "float32"), batches)
                 written = np.stack([outputs[UNKNOWN_SCORE] for outputs in found])
-                row |= parity.unknown_facts("onnx file", scorer, scores, written, exact=True)
+                row |= parity.unknown_facts("onnx file", scorer, scores, written, None, exact=True)
             decided = {name: np.stack([outputs[name] for outputs in found]) for name in OUTPUTS & {*found[0]}}
             row |= parity.promise_facts("onnx file", exported.origin.scoring(), expected, decided, exact=True)
             columns = {
@@ -148,11 +146,14 @@ def _measure_classifier(
         run = open_file(file, threads)
         return report.latency(lambda: run(images[:1]))
 
+    import onnx
+
+    operators = report.operator_table(node.op_type for node in onnx.load(file).graph.node)
     return {
         "files": [file.name],
-        **report.measurements(file.stat().st_size, measures, latency, _operators(file), started),
+        **report.measurements(file.stat().st_size, measures, latency, operators, started),
         "max_abs_diff_by_batch": differences,
-        "packages": _versions(),
+        "packages": {package: importlib.metadata.version(package) for package in PACKAGES},
     }
 
 
@@ -199,22 +200,17 @@ def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str], about
     import onnx
 
     written = onnx.load(path)
-    unsupported = sorted({node.op_type for node in written.graph.node if not onnx.defs.has(node.op_type, node.domain)})
-    if unsupported:
+    nodes = written.graph.node
+    if unsupported := sorted({node.op_type for node in nodes if not onnx.defs.has(node.op_type, node.domain)}):
         raise ParityError(
             f"The ONNX file has operators that ONNX does not support ({', '.join(unsupported)}), so it was not kept."
         )
     for end in (*written.graph.input, *written.graph.output):
         end.type.tensor_type.shape.dim[0].dim_param = "batch"
-    preprocessing = dataclasses.asdict(preprocessing_of(model))
-    onnx.helper.set_model_props(
-        written, {"labels": json.dumps(list(labels)), "preprocessing": json.dumps(preprocessing), **about}
-    )
-    with explained(
-        lambda reason: f"The ONNX file is not valid ({reason}), so it was not kept.",
-        *(onnx.checker.ValidationError, onnx.shape_inference.InferenceError),
-        kind=ParityError,
-    ):
+    preprocessing = json.dumps(dataclasses.asdict(preprocessing_of(model)))
+    onnx.helper.set_model_props(written, {"labels": json.dumps(list(labels)), "preprocessing": preprocessing, **about})
+    problems = onnx.checker.ValidationError, onnx.shape_inference.InferenceError
+    with explained("The ONNX file is not valid ({}), so it was not kept.".format, *problems, kind=ParityError):
         onnx.checker.check_model(written, full_check=True)
     onnx.save(written, path)
 
@@ -229,16 +225,6 @@ def open_file(file: pathlib.Path, threads: int = 0) -> Runner:
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     names = [end.name for end in session.get_outputs()]
     return lambda images: dict(zip(names, session.run(names, {"image": images}), strict=True))
-
-
-def _operators(file: pathlib.Path) -> dict[str, int]:
-    import onnx
-
-    return report.operator_table(node.op_type for node in onnx.load(file).graph.node)
-
-
-def _versions() -> dict[str, str]:
-    return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
 @contextlib.contextmanager

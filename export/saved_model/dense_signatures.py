@@ -37,10 +37,8 @@ from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig,
 from keras_vit.models.detection import SUPPRESSED
 from keras_vit.models.segmentation import segment_outputs
 
-# Objects of an image, as in COCO.
-_TOP = 100
-# Pixels of the model's input by which a box may differ.
-_TOLERANCE = 0.05
+_TOP = 100  # objects of an image, as in COCO
+_TOLERANCE = 0.05  # pixels of the model's input by which a box may differ
 
 
 def write_detector(task: Task, path: pathlib.Path) -> None:

@@ -14,8 +14,7 @@ from keras_vit.images.formats import format_list
 from keras_vit.models.build import saved_classes
 from keras_vit.models.config import Classes
 
-# Classes whose texts are listed.
-_MOST_TEXTS = 1000
+_MOST_TEXTS = 1000  # classes whose texts are listed
 # Fields of a recipe for the card, where they are set; config.json of the run has them all.
 _OF_TRAINING = (
     "epochs", "steps", "examples", "batch_size", "optimizer", "learning_rate", "weight_decay", "clip_norm", "loss",

@@ -36,7 +36,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from export.files import save_module
+from export.files import disk_errors
 from export.inference_model import inference_model
 from export.tasks import Reference, Task
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, intermediates, preprocessing_of
@@ -46,8 +46,7 @@ from keras_vit.images.formats import LARGEST_SERVED, format_list
 from keras_vit.promise import OUTPUTS
 from keras_vit.scores import TOP_K, Scoring, UnknownScorer
 
-# Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
-ENCODED = "image/encoded"
+ENCODED = "image/encoded"  # feature of a tf.Example with the image file, as usual in TensorFlow datasets
 # The requests that TF Serving runs before a new version takes traffic, in the directory of a SavedModel.
 WARMUP_FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 # Makes a function of a batch of image files.
@@ -229,7 +228,9 @@ def write(
     """
     module = tf.Module()
     module.weights, module.names, module.serve = [weight.value for weight in network.weights], names, serve
-    save_module(module, path, {name: function.get_concrete_function() for name, function in functions.items()})
+    with disk_errors(path):
+        signatures = {name: function.get_concrete_function() for name, function in functions.items()}
+        tf.saved_model.save(module, path, signatures=signatures)
     if labels:
         (path / "assets").mkdir(exist_ok=True)
         (path / "assets" / LABELS).write_text(labels_text(labels), encoding="utf-8")
@@ -288,34 +289,23 @@ def write_warmup_requests(
     with tf.io.TFRecordWriter(str(path)) as writer:
         for name, function in sorted(signatures.items()):
             (argument,) = function.structured_input_signature[1].values()
+            model_spec = _field(1, _field(3, name.encode()))
             if argument.name == "inputs":
                 feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[image_file]))
                 example = tf.train.Example(features=tf.train.Features(feature={ENCODED: feature})).SerializeToString()
                 value = tf.constant([example])
-                writer.write(_classify_log(name, example))
+                log = _field(2, _field(1, model_spec + _field(2, _field(1, _field(1, example)))))
             else:
-                black = tf.zeros((1, *image_shape), argument.dtype) if argument.dtype != tf.string else None
-                value = tf.constant([image_file]) if black is None else black
-                writer.write(_predict_log(name, argument.name, value.numpy()))
+                is_file = argument.dtype == tf.string
+                value = tf.constant([image_file]) if is_file else tf.zeros((1, *image_shape), argument.dtype)
+                tensor = tf.make_tensor_proto(value.numpy()).SerializeToString()
+                entry = _field(1, argument.name.encode()) + _field(2, tensor)
+                log = _field(6, _field(1, model_spec + _field(2, entry)))
+            writer.write(log)
             outputs = function(**{argument.name: value})
             if not all(len(tensor) == 1 for tensor in outputs.values()):
                 raise ParityError(f"The warm-up request of {name} did not return one result; nothing was exported.")
     return sorted(signatures)
-
-
-def _classify_log(signature: str, example: bytes) -> bytes:
-    request = _field(1, _model_spec(signature)) + _field(2, _field(1, _field(1, example)))
-    return _field(2, _field(1, request))
-
-
-def _predict_log(signature: str, argument: str, value: np.ndarray) -> bytes:
-    tensor = tf.make_tensor_proto(value).SerializeToString()
-    entry = _field(1, argument.encode()) + _field(2, tensor)
-    return _field(6, _field(1, _field(1, _model_spec(signature)) + _field(2, entry)))
-
-
-def _model_spec(signature: str) -> bytes:
-    return _field(3, signature.encode())
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -19,10 +19,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Largest answer in bytes.
-_LARGEST = 256 * 2**20
-# Too many requests, and a server that is starting.
-_TRY_AGAIN = {429, 503}
+_LARGEST = 256 * 2**20  # largest answer in bytes
+_TRY_AGAIN = {429, 503}  # too many requests, and a server that is starting
 
 
 class ServingError(RuntimeError):

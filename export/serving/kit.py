@@ -39,29 +39,20 @@ def write_kit(options: KitOptions) -> pathlib.Path:
     if options.canary is not None:
         labels["canary"] = options.canary
     known = ", ".join(map(str, versions))
-    refuse_first(
-        [
-            (
-                not versions,
-                f"{served} has no version of a model, such as {served / '1'}; export one there first.",
-            ),
-            (
-                not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."),
-                f"--name accepts letters, digits, '_', '.' and '-', but is {name!r}.",
-            ),
-            (kit.exists() and any(kit.iterdir()), f"{kit} is not empty; pass a new --output."),
-            *(
-                (version not in versions, f"--{label} is {version}, but {served} has {known}; pass one of them.")
-                for label, version in labels.items()
-            ),
-        ]
-    )
+    is_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) and name.strip(".")
+    rules = [
+        (not versions, f"{served} has no version of a model, such as {served / '1'}; export one there first."),
+        (not is_name, f"--name accepts letters, digits, '_', '.' and '-', but is {name!r}."),
+        (kit.exists() and any(kit.iterdir()), f"{kit} is not empty; pass a new --output."),
+    ]
+    for label, version in labels.items():
+        wrong = f"--{label} is {version}, but {served} has {known}; pass one of them."
+        rules.append((version not in versions, wrong))
+    refuse_first(rules)
     values = {"name": name, "labels": labels, "models": _yaml_text(str(served.resolve()))}
-    templates = {"README.md": "serving.md"} | {
-        name: name for name in ("models.config", "batching.config", "compose.yaml")
-    }
     with staged(kit) as stage:
-        for file, template in templates.items():
+        for template in ("models.config", "batching.config", "compose.yaml", "serving.md"):
+            file = "README.md" if template == "serving.md" else template
             (stage / file).write_text(render(template, **values), encoding="utf-8")
         shutil.copy(pathlib.Path(__file__).with_name("client.py"), stage)
     return kit

@@ -26,14 +26,10 @@ from export.tflite.quantize import quantize
 from export.tflite.tflite_file import run_interpreter
 from keras_vit.errors import ParityError, UserError
 
-# Seconds that a run may take.
-LONGEST = 600.0
-# Largest difference from the interpreter, relative to the largest output.
-TOLERANCE = 1e-4
-# Images of the check.
-NUM_IMAGES = 2
-# The page that compares in a browser.
-PAGE = "check.html"
+LONGEST = 600.0  # seconds that a run may take
+TOLERANCE = 1e-4  # largest difference from the interpreter, relative to the largest output
+NUM_IMAGES = 2  # images of the check
+PAGE = "check.html"  # the page that compares in a browser
 DRIVER_PACKAGE = "chromium"
 # Folders in which packages of Chromium put SwiftShader.
 _CHROMIUM = ("/usr/lib/chromium", "/usr/lib64/chromium-browser", "/usr/lib/chromium-browser", "/opt/google/chrome")
@@ -44,8 +40,7 @@ _NOT_SHOWN = (
 )
 _REFUSED = re.compile(r"not supported by GPU delegate:\n(.*?)\n\d+ operations will run", re.DOTALL)
 
-# Outputs of several images (n, ...), by name.
-Outputs = Mapping[str, np.ndarray]
+Outputs = Mapping[str, np.ndarray]  # outputs of several images (n, ...), by name
 
 
 class NotRunError(Exception):
@@ -213,19 +208,16 @@ def sentences(rows: Mapping[Any, Mapping[str, Any]]) -> list[str]:
 
     rows: measurements by format, with the fields of `GpuCheck.facts`.
     """
-    checked = {kind: row for kind, row in rows.items() if "gpu_check" in row}
-    right = [
-        f"{kind}: {row['gpu_check']}, within {row['gpu_check_error']:.1g} of the largest output"
-        for kind, row in checked.items()
-        if "gpu_check_error" in row
-    ]
-    rest = [f"{kind}: {row['gpu_check']}" for kind, row in checked.items() if "gpu_check_error" not in row]
+    right, rest = list[str](), list[str]()
+    for kind, row in rows.items():
+        if "gpu_check_error" in row:
+            right.append(f"{kind}: {row['gpu_check']}, within {row['gpu_check_error']:.1g} of the largest output")
+        elif "gpu_check" in row:
+            rest.append(f"{kind}: {row['gpu_check']}")
     lines = []
     if right:
         lines.append(f"Right in LiteRT's GPU accelerator on {NUM_IMAGES} images ({'; '.join(right)}). {_NOT_SHOWN}")
-    if rest:
-        lines.append(f"LiteRT's GPU accelerator: {'; '.join(rest)}.")
-    return lines
+    return [*lines, *([f"LiteRT's GPU accelerator: {'; '.join(rest)}."] if rest else [])]
 
 
 def write_with_golden_numbers(file: pathlib.Path, content: bytes, images: np.ndarray) -> None:
@@ -245,7 +237,5 @@ def write_page(directory: pathlib.Path, files: Sequence[str]) -> None:
 def golden_numbers(content: bytes, images: np.ndarray) -> bytes:
     """Little-endian float32: of each image (h, w, C) its numbers, then those of each output, by the names' order."""
     outputs = run_interpreter(content, images)
-    parts = [
-        part for row, image in enumerate(images) for part in (image, *(outputs[name][row] for name in sorted(outputs)))
-    ]
-    return b"".join(np.asarray(part, "<f4").tobytes() for part in parts)
+    rows = zip(images, *(outputs[name] for name in sorted(outputs)), strict=True)
+    return b"".join(np.asarray(part, "<f4").tobytes() for row in rows for part in row)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 from export import parity
-from export.files import save_module
+from export.files import disk_errors
 from export.inference_model import inference_model, inner_blocks
 from export.source import ExportedModel
 from export.tflite.delegate_model import delegate_model, with_four_axes
@@ -24,9 +24,7 @@ from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.models.build import class_token_only
 from keras_vit.scores import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
-# The file beside a SavedModel, which TF Serving runs in its place with --prefer_tflite_model.
-SERVED = "model.tflite"
-_Function = Callable[[tf.Tensor], Mapping[str, tf.Tensor]]
+SERVED = "model.tflite"  # the file beside a SavedModel, which TF Serving runs in its place with --prefer_tflite_model
 
 
 def to_tflite(
@@ -98,13 +96,17 @@ def _by_name(outputs: Any) -> Mapping[str, Any]:
     return outputs if isinstance(outputs, dict) else {"logits": outputs}
 
 
-def converted(function: _Function, image: tf.TensorSpec, weights: Sequence[keras.Variable] = ()) -> bytes:
+def converted(
+    function: Callable[[tf.Tensor], Mapping[str, tf.Tensor]],
+    image: tf.TensorSpec,
+    weights: Sequence[keras.Variable] = (),
+) -> bytes:
     """Convert a function from an image to outputs by name; `weights` are the variables that it reads."""
     compute = tf.function(function, autograph=False, input_signature=[image])
     module = tf.Module()
     module.weights = [weight.value for weight in weights]
-    with tempfile.TemporaryDirectory() as directory:
-        save_module(module, pathlib.Path(directory), {"serving_default": compute.get_concrete_function()})
+    with tempfile.TemporaryDirectory() as directory, disk_errors(path := pathlib.Path(directory)):
+        tf.saved_model.save(module, path, signatures=compute.get_concrete_function())
         return tf.lite.TFLiteConverter.from_saved_model(directory).convert()
 
 

@@ -173,12 +173,9 @@ def run_in_half(content: bytes, expected: parity.Reference) -> np.ndarray:
     Raises KeyError for operators that no delegate model has.
     """
     graph = Graph(content)
-    compute = tf.function(
-        lambda image: _run(graph, image), input_signature=[tf.TensorSpec(graph.inputs[0].shape)], autograph=False
-    )
-    return np.concatenate(
-        [compute(image[None]).numpy() for _, images in expected.batches() for image in images], axis=0
-    )
+    image = tf.TensorSpec(graph.inputs[0].shape)
+    compute = tf.function(lambda image: _run(graph, image), input_signature=[image], autograph=False)
+    return np.concatenate([compute(image[None]).numpy() for _, images in expected.batches() for image in images])
 
 
 def _run(graph: Graph, image: tf.Tensor) -> tf.Tensor:

@@ -46,20 +46,12 @@ from keras_vit.models.layers import (
     StandardizedConv2D,
     TokenDense,
 )
-from keras_vit.models.positions import (
-    PositionEmbedding,
-    PositionEmbedding2D,
-    RotaryPositions,
-    SinCosPositions,
-)
+from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, RotaryPositions, SinCosPositions
 from keras_vit.models.segmentation import LEAST_VISIBLE, MaskProduct, SplitQueries
 
-# The largest scaled number: the squares of 4,096 of them have a sum of at most 65,536.
-_LARGEST = 4.0
-# Keeps the square of a vector of zeros from a division by zero.
-_SMALLEST_SQUARE = 1e-12
-# Its square is above one over the smallest difference of numbers near 1, also in float16.
-_STEEP = 2.0**15
+_LARGEST = 4.0  # the largest scaled number: the squares of 4,096 of them have a sum of at most 65,536
+_SMALLEST_SQUARE = 1e-12  # keeps the square of a vector of zeros from a division by zero
+_STEEP = 2.0**15  # its square is above one over the smallest difference of numbers near 1, also in float16
 # Layers with the same result for four axes; all others are replaced below.
 _SAME_LAYERS = (
     ModelSpec, LayerScale, StandardizedConv2D, Activation, KnownClasses, keras.layers.Activation, keras.layers.Add,

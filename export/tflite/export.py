@@ -34,12 +34,9 @@ from keras_vit.images.files import Samples
 from keras_vit.models.build import exact_products
 from keras_vit.scores import UNKNOWN_SCORE
 
-# Number of images for the comparison of layers, and of layers in the report.
-_COMPARED, _LISTED = 8, 30
-# Largest number of images in a batch that is compared.
-_TOGETHER = 5
-# Smallest agreement and largest loss of accuracy of a format that the report recommends.
-_RECOMMENDED = (0.99, 0.005)
+_COMPARED, _LISTED = 8, 30  # number of images for the comparison of layers, and of layers in the report
+_TOGETHER = 5  # largest number of images in a batch that is compared
+_RECOMMENDED = (0.99, 0.005)  # smallest agreement and largest loss of accuracy of a format that the report recommends
 
 
 @exact_products()
@@ -277,10 +274,8 @@ class _Export:
         scores = np.stack([each[UNKNOWN_SCORE] for each in outputs])
         if not exact:
             threshold = parity.matched_threshold(threshold, self._expected_scores, scores)
-        facts = parity.unknown_facts(
-            f"{form} TFLite file", unknown, self._expected_scores, scores, exact=exact, threshold=threshold
-        )
-        return facts, threshold
+        name = f"{form} TFLite file"
+        return parity.unknown_facts(name, unknown, self._expected_scores, scores, threshold, exact=exact), threshold
 
     def _with_metadata(self, form: TFLiteFormat, content: bytes, threshold: float | None) -> bytes:
         exported, description = self._task.exported, self._task.description(form)
@@ -331,31 +326,24 @@ class _Quantization:
 
     def tables(self) -> list[report.Table]:
         """For report.md."""
-        gains = [
-            (
-                f"{kind}: steps of the quantization, on calibration images",
-                ("step", "logit error", "agreement", "kept"),
-                [
-                    (step.name, f"{step.error:.3g}", f"{step.agreement:.1%}", "yes" if step.kept else "no")
-                    for step in steps
-                ],
-            )
-            for kind, steps in self.steps.items()
-        ]
+        tables: list[report.Table] = []
+        for kind, steps in self.steps.items():
+            rows = [
+                (step.name, f"{step.error:.3g}", f"{step.agreement:.1%}", "yes" if step.kept else "no")
+                for step in steps
+            ]
+            heading = f"{kind}: steps of the quantization, on calibration images"
+            tables.append((heading, ("step", "logit error", "agreement", "kept"), rows))
         heading = "int4-weights: dense layers in 8 bits, with their part of the squared error of all in 4 bits"
         kept = [
             (", ".join(map(quantize.layer_of, layers.outputs)), f"{layers.error:.1%}", f"{layers.weights:.1%}")
             for layers in self.in_eight_bits
         ]
-        errors = [
-            (
-                f"{kind}: noise / signal power, the worst layer first",
-                ("layer", "noise"),
-                [(name, f"{error:.3g}") for name, error in worst.items()],
-            )
-            for kind, worst in self._worst().items()
-        ]
-        return [*gains, *([(heading, ("layers", "error", "weights"), kept)] if kept else []), *errors]
+        tables += [(heading, ("layers", "error", "weights"), kept)] if kept else []
+        for kind, worst in self._worst().items():
+            noise = [(name, f"{error:.3g}") for name, error in worst.items()]
+            tables.append((f"{kind}: noise / signal power, the worst layer first", ("layer", "noise"), noise))
+        return tables
 
     def _worst(self) -> dict[TFLiteFormat, dict[str, float]]:
         return {kind: dict(list(found.items())[:_LISTED]) for kind, found in self.errors.items()}
@@ -378,10 +366,8 @@ def recommend(rows: Mapping[TFLiteFormat, Mapping[str, Any]], keras_accuracy: fl
     agreement, lost = _RECOMMENDED
 
     def is_good(row: Mapping[str, Any]) -> bool:
-        loss = 0.0
-        if keras_accuracy is not None and row["accuracy"] is not None:
-            loss = keras_accuracy - row["accuracy"]
-        return row["agreement"] >= agreement and not loss > lost
+        is_known = keras_accuracy is not None and row["accuracy"] is not None
+        return row["agreement"] >= agreement and not (is_known and keras_accuracy - row["accuracy"] > lost)
 
     good = {kind: row for kind, row in rows.items() if is_good(row)}
     poor = [kind for kind in rows if kind not in good]

@@ -43,8 +43,7 @@ from export.tflite.tflite_file import run_interpreter
 from keras_vit.cli.progress import tracked
 from keras_vit.scores import UNKNOWN_SCORE
 
-# Share of the weights of all dense layers that may stay in 8 bits in an int4-weights file.
-EIGHT_BITS_SHARE = 0.25
+EIGHT_BITS_SHARE = 0.25  # share of the weights of all dense layers that may stay in 8 bits in an int4-weights file
 LARGEST_OF_FOUR = 7  # of the numbers of 4 bits, with as many below 0
 _CHANNELS = 32  # of a block with one scale, the smallest number that LiteRT has
 # Size of a weight relative to float32.
@@ -60,12 +59,9 @@ WEIGHT_SHARE: dict[TFLiteFormat, float] = {
 _PRODUCTS = (qtyping.TFLOperationName.FULLY_CONNECTED, qtyping.TFLOperationName.CONV_2D)
 # Calibration images that judge the steps of static quantization, and that histograms and means are measured on.
 _JUDGES, _MEASURED = 64, 32
-# Fewer images than these cannot judge the steps, and the extremes stay.
-_FEWEST = 8
-# Share of these images with the same class that is enough.
-_ENOUGH_AGREEMENT = 0.995
-# Share of the weights that may stay in float32.
-_FLOAT_SHARE = 0.05
+_FEWEST = 8  # fewer images than these cannot judge the steps, and the extremes stay
+_ENOUGH_AGREEMENT = 0.995  # share of these images with the same class that is enough
+_FLOAT_SHARE = 0.05  # share of the weights that may stay in float32
 _SIGNATURE, _INPUT = "serving_default", "image"
 
 
@@ -134,7 +130,7 @@ def quantize_four_bits(float_file: pathlib.Path, kept: Sequence[DenseLayers]) ->
     """Content of an int4-weights file, from a float32 file with batch 1 and the layers that keep 8 bits."""
     eight = _in_eight(float_file, kept)
     dense = [product for product in products(float_file.read_bytes()) if product.weights.ndim == 2]
-    in_blocks = [found.outputs for found in dense if has_blocks(found.weights.shape[1])]
+    in_blocks = [found.outputs for found in dense if found.weights.shape[1] % _CHANNELS == 0]
     return _quantized(float_file, _recipe("int4-weights", eight, in_blocks=in_blocks))
 
 
@@ -143,11 +139,7 @@ def _in_eight(float_file: pathlib.Path, kept: Sequence[DenseLayers]) -> list[str
 
 
 def quantize_static(
-    float_file: pathlib.Path,
-    calibration: Sequence[np.ndarray],
-    *,
-    multi_label: bool = False,
-    at_run_time: bool = True,
+    float_file: pathlib.Path, calibration: Sequence[np.ndarray], *, multi_label: bool = False, at_run_time: bool = True
 ) -> tuple[bytes, list[Step]]:
     """Content of an int8 file, and what each step gained.
 
@@ -301,12 +293,8 @@ def _ranges(float_file: pathlib.Path, settings: list[dict], calibration: Sequenc
     with _silenced():
         found = calibrator.Calibrator(float_file.read_bytes(), qsv_update_func=qsv_utils.min_max_update)
         for image in tracked(calibration, "ranges of the calibration images"):
-            found.calibrate(_inputs([image]), manager)
+            found.calibrate({_SIGNATURE: [{_INPUT: image}]}, manager)
     return found.get_model_qsvs()
-
-
-def _inputs(images: Sequence[np.ndarray]) -> dict:
-    return {_SIGNATURE: [{_INPUT: image} for image in images]}
 
 
 def layer_errors(
@@ -336,9 +324,9 @@ def _noise(float_file: pathlib.Path, file: pathlib.Path, images: Sequence[np.nda
     """Ratio of noise to signal power of each tensor in a quantized file."""
     ratio = validation_utils.ValidationErrorMetric.SNR
     with _silenced():
-        compared = quantizer.Quantizer(str(float_file), previous_quantized_model=str(file)).validate(
-            _inputs(images), [ratio], num_threads=2
-        )
+        quantized = quantizer.Quantizer(str(float_file), previous_quantized_model=str(file))
+        inputs = {_SIGNATURE: [{_INPUT: image} for image in images]}
+        compared = quantized.validate(inputs, [ratio], num_threads=2)
     found = compared.get_signature_comparison_result(_SIGNATURE)
     tensors = {**found.intermediate_tensors, **found.output_tensors}
     return {name: 1.0 / max(values[ratio.value], 1e-12) for name, values in tensors.items()}
@@ -372,10 +360,9 @@ def in_eight_bits(
         if product.weights.ndim == 2 and product.outputs not in excluded:
             groups[product.inputs].append(product)
     expected = logits(content)
-    errors = {
-        name: float(np.mean(np.square(logits(with_weights(content, _rounded(group))) - expected)))
-        for name, group in tracked(groups.items(), "errors of 4 bits", unit="inputs of dense layers")
-    }
+    errors = dict[str, float]()
+    for name, group in tracked(groups.items(), "errors of 4 bits", unit="inputs of dense layers"):
+        errors[name] = float(np.mean(np.square(logits(with_weights(content, _rounded(group))) - expected)))
     sizes = {name: sum(product.weights.size for product in group) for name, group in groups.items()}
     all_errors, left = sum(errors.values()) or 1.0, share * sum(sizes.values())
     found = []
@@ -387,14 +374,9 @@ def in_eight_bits(
     return found
 
 
-def has_blocks(channels: int) -> bool:
-    """Whether a number of channels can be divided into blocks; if not, all channels of a unit have the same scale."""
-    return channels % _CHANNELS == 0
-
-
 def scale_block(channels: int) -> int:
-    """Channels of a unit that have the same scale in 4 bits."""
-    return _CHANNELS if has_blocks(channels) else channels
+    """Channels of a unit that have the same scale in 4 bits: all of them, if they cannot be divided into blocks."""
+    return channels if channels % _CHANNELS else _CHANNELS
 
 
 def _rounded(group: Sequence[Product]) -> dict[str, np.ndarray]:

@@ -20,8 +20,7 @@ from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
 from keras_vit.scores import UNKNOWN_SCORE
 
-# Largest number of interpreters in parallel.
-_MOST_WORKERS = 4
+_MOST_WORKERS = 4  # largest number of interpreters in parallel
 # Associated file, and ending of the file beside it, with inputs and outputs to compare on a phone.
 GOLDEN = "golden.bin"
 # TFLite Metadata (tflite-support, metadata_schema.fbs 1.0).
@@ -75,7 +74,8 @@ def _metadata(
     lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
     deviation = np.ones(1) if raw_pixels else 255.0 / (highs - lows)
     mean = np.zeros(1) if raw_pixels else -lows * deviation
-    normalization = _table(builder, {0: _floats(builder, mean), 1: _floats(builder, deviation)})
+    offsets = (builder.CreateNumpyVector(values.astype(np.float32)) for values in (mean, deviation))
+    normalization = _table(builder, dict(enumerate(offsets)))
     unit = _table(builder, {1: normalization}, {0: _NORMALIZATION})
     height, width = preprocessing.image_size
     builder.StartObject(2)
@@ -116,10 +116,6 @@ def _offsets(builder: flatbuffers.Builder, offsets: Sequence[int]) -> int:
     for offset in reversed(offsets):
         builder.PrependUOffsetTRelative(offset)
     return builder.EndVector()
-
-
-def _floats(builder: flatbuffers.Builder, values: np.ndarray) -> int:
-    return builder.CreateNumpyVector(values.astype(np.float32))
 
 
 def interpreter(file: pathlib.Path, threads: int, batch_size: int = 1) -> Interpreter:

@@ -35,14 +35,7 @@ from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import json_files, open_folder, open_safetensors, stored_image_size
-from keras_vit.models.config import (
-    Classes,
-    Classifier,
-    Gelu,
-    PositionEmbeddingKind,
-    ViTConfig,
-    convert_fields,
-)
+from keras_vit.models.config import Classes, Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, check_resampler, square_grid
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
@@ -89,9 +82,15 @@ class Checkpoint:
 
     @functools.cached_property
     def classes(self) -> Classes | None:
-        """The names of its classes; None if nothing names them."""
-        names = () if self.path is None else class_names_of(self.path)
-        return Classes(names) if names else None
+        """The class names in config.json, in the order of the logits; None without any but placeholders."""
+        config = {} if self.path is None else config_beside(self.path)
+        names = config.get("id2label") or config.get("label_names")
+        if isinstance(names, dict):
+            names = [names.get(str(index)) for index in range(len(names))]
+        if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+            return None
+        has_names = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+        return Classes(tuple(names)) if has_names else None
 
     @property
     def is_preprocessing_known(self) -> bool:
@@ -103,17 +102,6 @@ def config_beside(path: pathlib.Path) -> dict:
     """The config.json of a folder, or of a file that it belongs to; empty if there is none."""
     is_beside = path.is_dir() or path.name in IN_FOLDER
     return json_files(path, ("config.json",)).get("config.json", {}) if is_beside else {}
-
-
-def class_names_of(path: pathlib.Path) -> tuple[str, ...]:
-    """The class names in config.json, in the order of the logits; empty if there are none but placeholders."""
-    config = config_beside(path)
-    names = config.get("id2label") or config.get("label_names")
-    if isinstance(names, dict):
-        names = [names.get(str(index)) for index in range(len(names))]
-    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
-        return ()
-    return () if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else tuple(names)
 
 
 def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
@@ -275,6 +263,7 @@ class LoadOptions:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", None if self.classes is None else tuple(self.classes))
         convert_fields(self)
         check_integers("num_classes", self.num_classes, least=0)
         for field in ("channels", "num_heads", "num_groups"):

@@ -21,13 +21,12 @@ from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.models.named_models import MODELS
 
-_VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
 # The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.
-_SIZES = {
-    ViTConfig: (*_VIT_FIELDS, "final_norm", "gated_mlp", "num_registers", "distillation", "prefix_positions"),
-    ResNetConfig: ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads"),
-}
-
+_RESNET_FIELDS = ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads")
+_VIT_FIELDS = (
+    *("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm"),
+    *("final_norm", "gated_mlp", "num_registers", "distillation", "prefix_positions", "mlp_norm", "attention_norm"),
+)
 # Bytes of a model card whose front matter is read.
 _LONGEST_FRONT = 2**16
 _BUCKET = r"(gs://|https://storage\.googleapis\.com/)"
@@ -193,22 +192,15 @@ def _config(
 
 def official_name(config: ModelConfig) -> str | None:
     """The name in MODELS of this architecture, with any dropout, GELU and epsilons; None if there is none."""
-    return next((name for name, model in MODELS.items() if _same_architecture(config, model)), None)
+    own = _architecture(config)
+    return next((name for name, model in MODELS.items() if _architecture(model) == own), None)
 
 
-def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
-    if type(config) is not type(model) or any(getattr(config, f) != getattr(model, f) for f in _SIZES[type(config)]):
-        return False
-    if isinstance(config, ResNetConfig) or isinstance(model, ResNetConfig):
-        return True
-    if (config.layer_scale is None) != (model.layer_scale is None):
-        return False
-    own, others = ((each.is_rotary, each.mlp_norm, each.attention_norm) for each in (config, model))
-    if own != others:
-        return False
-    if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
-        return _same_architecture(config.stem, model.stem)
-    return config.stem == model.stem
+def _architecture(config: ModelConfig) -> tuple:
+    if isinstance(config, ResNetConfig):
+        return tuple(getattr(config, field) for field in _RESNET_FIELDS)
+    stem = _architecture(config.stem) if isinstance(config.stem, ResNetConfig) else config.stem
+    return stem, config.layer_scale is None, config.is_rotary, *(getattr(config, field) for field in _VIT_FIELDS)
 
 
 def license_of(checkpoint: str | os.PathLike) -> str | None:

@@ -107,30 +107,7 @@ def from_checkpoint(
         keep_pre_logits: keep the tanh layer with a new head (vit_jax: an equal representation_size).
         classifier_activation, dtype, name: see `keras_vit.build`.
     """
-    options = LoadOptions(
-        image_size=image_size,
-        num_classes=num_classes,
-        classes=None if classes is None else tuple(classes),
-        patch_size=patch_size,
-        channels=channels,
-        channel_rule=channel_rule,
-        resampler=resampler,
-        stored_grid=stored_grid,
-        classifier=classifier,
-        position_embedding=position_embedding,
-        num_heads=num_heads,
-        num_groups=num_groups,
-        conv_stem_strides=conv_stem_strides,
-        gelu=gelu,
-        layer_norm_epsilon=layer_norm_epsilon,
-        dropout_rate=dropout_rate,
-        attention_dropout_rate=attention_dropout_rate,
-        stochastic_depth_rate=stochastic_depth_rate,
-        keep_pre_logits=keep_pre_logits,
-        classifier_activation=classifier_activation,
-        dtype=dtype,
-        name=name,
-    )
+    options = LoadOptions(**{option: value for option, value in locals().items() if option != "path"})
     file = find_checkpoint(path)
     if is_keras_model(file):
         return from_keras_model(load_named_model(file), options)
@@ -206,16 +183,7 @@ def adapt(
     Raises UserError for a model with other layers than its config says, which no new model would have.
     """
     check_unchanged(model, _CHANGE_FIRST)
-    options = LoadOptions(
-        image_size=image_size,
-        num_classes=num_classes,
-        classes=None if classes is None else tuple(classes),
-        patch_size=patch_size,
-        channels=channels,
-        channel_rule=channel_rule,
-        resampler=resampler,
-        keep_pre_logits=keep_pre_logits,
-    )
+    options = LoadOptions(**{option: value for option, value in locals().items() if option != "model"})
     blueprint = Blueprint.of(model)
     if blueprint.dtype == "float32":  # then the global policy decides
         blueprint = dataclasses.replace(blueprint, dtype=None)

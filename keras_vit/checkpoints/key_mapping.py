@@ -87,10 +87,7 @@ POINTWISE = Transform(
     (4,), lambda s: _squeeze(s[:2], s, s[2:]), lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None]
 )
 POINTWISE_TORCH = Transform(
-    (4,),
-    lambda s: _squeeze(s[2:], s, (s[1], s[0])),
-    lambda a: a[:, :, 0, 0].T,
-    lambda w, heads: w.T[:, :, None, None],
+    (4,), lambda s: _squeeze(s[2:], s, (s[1], s[0])), lambda a: a[:, :, 0, 0].T, lambda w, heads: w.T[:, :, None, None]
 )
 # A token stored as a vector, and position embeddings as a matrix.
 TOKEN = Transform((1,), lambda s: (1, 1, *s), lambda a: a[None, None], lambda w, heads: w[0, 0])
@@ -119,6 +116,24 @@ def dense(name: str, key: str, transform: Transform = LINEAR) -> tuple[Rule, Rul
 def norm(name: str, key: str) -> tuple[Rule, Rule]:
     """The rules of a norm in PyTorch."""
     return Rule((f"{name}/scale",), f"{key}.weight"), Rule((f"{name}/bias",), f"{key}.bias")
+
+
+def indexed(
+    name: str, key: str, transform: Transform = SAME, leaves: tuple[str, str] = ("kernel", "bias")
+) -> tuple[Rule, ...]:
+    """The rules of a layer whose arrays are numbered, as in the files of Keras."""
+    return tuple(Rule((f"{name}/{leaf}",), f"{key}/{n}", transform) for n, leaf in enumerate(leaves))
+
+
+def indexed_norm(name: str, key: str) -> tuple[Rule, ...]:
+    """The rules of such a norm."""
+    return indexed(name, key, leaves=("scale", "bias"))
+
+
+def indexed_parts(names: tuple[str, ...], key: str) -> tuple[Rule, ...]:
+    """The rules of such dense layers that are one in the file."""
+    leaves = enumerate(("kernel", "bias"))
+    return tuple(Rule(tuple(f"{name}/{leaf}" for name in names), f"{key}/{n}", axis=-1) for n, leaf in leaves)
 
 
 UNIT = "block{s}/unit{u}/"

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -34,7 +34,8 @@ from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.weight_resizing import Resampler, check_resampler
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
-_NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")
+_NOT_COMPUTED = {"dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable"}
+_NOT_COMPUTED |= {"build_config", "module"}
 _FOR_TRAINING = ("_constraint", "_initializer", "_regularizer")
 _NUM_IMAGES = 3
 # Weights in files of models that do not have them any more, because training annealed them away.
@@ -297,8 +298,7 @@ def _first_difference(model: keras.Model, described: dict, attributes: Mapping[s
             return layer["name"]
     if expected:
         return next(iter(expected))
-    ends = [list(_tensors(config["output_layers"])) for config in (own, described)]
-    if ends[0] != ends[1]:
+    if _computation(own["output_layers"]) != _computation(described["output_layers"]):
         return model.layers[-1].name
     return next((layer.name for layer in model.layers if _was_set(layer, attributes[layer.name])), None)
 
@@ -308,39 +308,24 @@ def _was_set(layer: keras.layers.Layer, built: Mapping[str, Any]) -> bool:
     own = vars(layer)
     lost = any(value is keras.Variable and own.get(name) is None for name, value in built.items())
     names = {name for name in own.keys() & built.keys() if not name.startswith(("_", "lora_"))}
-    names -= {"name", *_NOT_COMPUTED}
+    names -= {"name"} | _NOT_COMPUTED
     return "call" in own or lost or any(_is_plain(own[name]) and own[name] != built[name] for name in names)
 
 
-def _computation(layer: Mapping[str, Any]) -> object:
-    """Return the computation of a layer in the config of a model, and its input tensors."""
-    config = {} if layer["class_name"] == ModelSpec.__name__ else layer["config"]
-    settings = {
-        name: value for name, value in config.items() if name not in _NOT_COMPUTED and not name.endswith(_FOR_TRAINING)
-    }
-    calls = [(list(_tensors(node["args"])), _plain(node["kwargs"])) for node in layer["inbound_nodes"]]
-    return layer["registered_name"] or layer["class_name"], _plain(settings), calls
+def _computation(config: object) -> object:
+    """What a part of a model's config says of the computation, with lists for tuples, as JSON has them.
 
-
-def _tensors(arguments: object) -> Iterator[object]:
-    """The leaves of nested arguments; a tensor is the name of its layer with two numbers."""
-    if isinstance(arguments, dict):
-        if "keras_history" in arguments.get("config", {}):
-            yield tuple(arguments["config"]["keras_history"])
-        else:
-            yield _plain(arguments)
-    elif isinstance(arguments, list | tuple):
-        for argument in arguments:
-            yield from _tensors(argument)
-    else:
-        yield arguments
-
-
-def _plain(value: object) -> object:
-    """The value with lists for tuples, as JSON has them."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    A tensor is the name of its layer with two numbers.
+    """
+    if isinstance(config, list | tuple):
+        return [_computation(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    if "keras_history" in config:
+        return [*config["keras_history"]]
+    unread = _NOT_COMPUTED | ({"config"} if config.get("class_name") == ModelSpec.__name__ else set())
+    parts = {name: value for name, value in config.items() if name not in unread and not name.endswith(_FOR_TRAINING)}
+    return {name: _computation(value) for name, value in parts.items()}
 
 
 def _same_outputs(model: keras.Model, values: Mapping[str, Any], blueprint: Blueprint) -> bool:

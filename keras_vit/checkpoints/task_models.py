@@ -7,13 +7,7 @@ from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import config_of, preprocessing_of
-from keras_vit.models.config import (
-    DetectionConfig,
-    LinearSegmentationConfig,
-    SegmentationConfig,
-    TaskConfig,
-    ViTConfig,
-)
+from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig, ViTConfig
 from keras_vit.models.named_models import model_config
 
 

@@ -16,7 +16,8 @@ from keras_vit.models.gpu import fused_attention, runs_on_cudnn
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.positions import RotaryPositions
 
-_FORBIDDEN = -30000.0
+# Added to the logits of what is not attended to: exp underflows to 0 behind it, and float16 holds it.
+FORBIDDEN = -30000.0
 # A block's attention probabilities are heads x tokens x tokens. For more tokens than this they take most of the memory
 # that rematerialization leaves, so they are computed for _QUERIES tokens at a time.
 _MANY_TOKENS, _QUERIES = 1024, 256
@@ -291,8 +292,7 @@ class NoSelfAttention(keras.layers.Layer):
     """An attention bias that keeps each token from attending to itself: query (B, N, D) -> (1, 1, N, N)."""
 
     def call(self, query):
-        # exp underflows to 0 behind it, and float16 holds it.
-        return ops.cast(_FORBIDDEN * ops.eye(query.shape[1])[None, None], query.dtype)
+        return ops.cast(FORBIDDEN * ops.eye(query.shape[1])[None, None], query.dtype)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -338,7 +338,7 @@ class MaskAttention(keras.layers.Layer):
         shape = (ops.shape(mask_logits)[0] if training else 1, num_queries, 1)
         drawn = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator if training else block)
         seen = ops.logical_or(inside, drawn >= probability)
-        bias = ops.where(seen, 0.0, _FORBIDDEN)
+        bias = ops.where(seen, 0.0, FORBIDDEN)
         others = self.num_prefix_tokens + num_patches
         bias = ops.pad(bias, ((0, 0), (0, others), (num_queries + self.num_prefix_tokens, 0)))[:, None]  # (B, 1, N, N)
         bias = ops.cast(bias, mask_logits.dtype)

@@ -75,20 +75,16 @@ def build(
     """
     rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
     config = with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
-    preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
+    if preprocessing is None:
+        preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
+        if isinstance(config, ViTConfig):
+            config.check_image_size(preprocessing.image_size)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
     name = name or (model.replace("+", "_") if isinstance(model, str) else "model")
     with dtype_policy(dtype):
         network = _network(config, preprocessing, num_classes, name)
         return _with_activation(network, classifier_activation, num_classes) if classifier_activation else network
-
-
-def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:
-    preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
-    if isinstance(config, ViTConfig):
-        config.check_image_size(preprocessing.image_size)
-    return preprocessing
 
 
 def _with_activation(network: keras.Model, name: str, num_classes: int | None) -> keras.Model:
@@ -337,7 +333,8 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     except NotImplementedError:  # a layer of the user's without get_config
         return frozenset()
     for name, arguments in calls.items():  # a layer of the user's, or a block that is called again, may read all tokens
-        if name not in (*inside, "pool") and not inside.isdisjoint(_layers_read(arguments)):
+        read = re.findall(r"'keras_history': [\[(]'([^']+)'", str(arguments))
+        if name not in (*inside, "pool") and not inside.isdisjoint(read):
             return frozenset()
     return frozenset(inside)
 
@@ -357,15 +354,6 @@ def _behind_attention(config: ViTConfig, layers: Collection[str]) -> set[str]:
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
     return last - of_all
-
-
-def _layers_read(arguments: object) -> Iterator[str]:
-    """Names of the layers whose outputs are among the arguments of calls, as the config of a model has them."""
-    if isinstance(arguments, dict) and "keras_history" in arguments:
-        yield arguments["keras_history"][0]
-    elif isinstance(arguments, dict | list | tuple):
-        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
-            yield from _layers_read(argument)
 
 
 def calling_class_token_only(names: Collection[str]) -> Callable:

@@ -10,29 +10,17 @@ import math
 
 import keras
 
+from keras_vit.models import layers
 from keras_vit.models.attention import DotProductAttention, RelativePositions
 from keras_vit.models.build import build
 from keras_vit.models.config import ModelConfig
-from keras_vit.models.layers import (
-    ModelSpec,
-    StandardizedConv2D,
-    TokenDense,
-    gelu_erf,
-    gelu_quick,
-    gelu_tanh,
-    no_init_weights,
-)
 
 # Further numbers that GELU, a chain of products and a tanh, keeps for its gradient where nothing is fused: measured
 # as the memory that TensorFlow takes for one more image.
 _GELU_KEEPS = 5
 # A sigmoid and its argument.
 _SIGMOID_KEEPS = 2
-_NORMS = (
-    keras.layers.LayerNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.BatchNormalization,
-)
+_NORMS = (keras.layers.LayerNormalization, keras.layers.GroupNormalization, keras.layers.BatchNormalization)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +54,7 @@ def costs(
 
     The model is built, with weights that take no memory.
     """
-    with no_init_weights():
+    with layers.no_init_weights():
         model = build(config, image_size=image_size, num_classes=num_classes, channels=channels)
     total = Costs(model.count_params(), 0, 0)
 
@@ -84,16 +72,16 @@ def costs(
 
 def _of_call(layer: keras.layers.Layer, inputs: list, outputs) -> Costs:
     """Return the costs of a call of a layer; the parameters are the layer's."""
-    if isinstance(layer, (ModelSpec, keras.layers.Reshape)):
+    if isinstance(layer, (layers.ModelSpec, keras.layers.Reshape)):
         return Costs(0, 0, 0)
     size, products, kept, normalization = math.prod(outputs.shape), 0, 0, 0
-    if isinstance(layer, TokenDense):
+    if isinstance(layer, layers.TokenDense):
         products = size * layer.kernel.shape[0]
-        kept = _GELU_KEEPS * size * (layer.activation in (gelu_tanh, gelu_erf))
-        kept += _SIGMOID_KEEPS * size * (layer.activation in (gelu_quick, keras.activations.silu))
-    elif isinstance(layer, (StandardizedConv2D, keras.layers.Conv2D)):
+        kept = _GELU_KEEPS * size * (layer.activation in (layers.gelu_tanh, layers.gelu_erf))
+        kept += _SIGMOID_KEEPS * size * (layer.activation in (layers.gelu_quick, keras.activations.silu))
+    elif isinstance(layer, (layers.StandardizedConv2D, keras.layers.Conv2D)):
         products = size * math.prod(layer.kernel.shape[:3])
-        normalization = 4 * math.prod(layer.kernel.shape) * isinstance(layer, StandardizedConv2D)
+        normalization = 4 * math.prod(layer.kernel.shape) * isinstance(layer, layers.StandardizedConv2D)
     elif isinstance(layer, DotProductAttention):  # scores, and the mean of the values
         (sequences, queries, _), (_, keys, _) = (tensor.shape for tensor in inputs[:2])
         products, kept = 2 * size * keys, sequences * layer.num_heads * queries * keys

@@ -91,28 +91,19 @@ class ResNetConfig:
         if self.stage_channels is None:
             default = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
             object.__setattr__(self, "stage_channels", default)
-        stages = self.output_channels
         check_below_one(self, "group_norm_epsilon", "variance_epsilon", "deviation_epsilon")
-        count, heads, groups = len(self.block_units), self.axial_heads, self.num_groups
+        refuse_first(self._rules())
+
+    def _rules(self) -> Rules:
+        stages, count, heads, groups = self.output_channels, len(self.block_units), self.axial_heads, self.num_groups
         is_not_axial = heads is not None and (self.preactivation or any(c // 4 % heads for c in stages))
-        refuse_first(
-            [
-                (
-                    len(stages) != count,
-                    f"stage_channels must have one number for each of the {count} stages, but is {stages}.",
-                ),
-                (any(channels % 4 for channels in stages), f"stage_channels must be multiples of 4, but are {stages}."),
-                (
-                    is_not_axial,
-                    f"axial_heads belong to a post-activation ResNet and must divide a quarter of {stages}, "
-                    f"but are {heads}.",
-                ),
-                *(
-                    (channels < 1 or channels % groups, f"{groups} groups do not divide {channels} channels.")
-                    for channels in (self.root_channels, *(channels // 4 for channels in stages))
-                ),
-            ]
-        )
+        each = f"one number for each of the {count} stages"
+        yield len(stages) != count, f"stage_channels must have {each}, but is {stages}."
+        yield any(channels % 4 for channels in stages), f"stage_channels must be multiples of 4, but are {stages}."
+        own = f"belong to a post-activation ResNet and must divide a quarter of {stages}"
+        yield is_not_axial, f"axial_heads {own}, but are {heads}."
+        for channels in (self.root_channels, *(channels // 4 for channels in stages)):
+            yield channels < 1 or channels % groups, f"{groups} groups do not divide {channels} channels."
 
     @property
     def output_channels(self) -> tuple[int, ...]:
@@ -303,15 +294,8 @@ class ViTConfig:
     def __post_init__(self) -> None:
         convert_fields(self)
         check_integers("patch_size", self.patch, length=2)
-        for field in (
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "mlp_dim",
-            "representation_size",
-            "pool_heads",
-            "pool_mlp_dim",
-        ):
+        sizes = ("hidden_size", "num_layers", "num_heads", "mlp_dim")
+        for field in (*sizes, "representation_size", "pool_heads", "pool_mlp_dim"):
             check_integers(field, getattr(self, field))
         check_integers("num_registers", self.num_registers, least=0)
         check_integers("rotary_reference", self.rotary_reference, length=2)
@@ -327,14 +311,9 @@ class ViTConfig:
         yield width % heads, f"hidden_size must be a multiple of num_heads, but {width} is not one of {heads}."
         yield not 0.0 < epsilon < 1.0, f"layer_norm_epsilon must be between 0 and 1, but is {epsilon}."
         yield scale is not None and not 0.0 <= scale <= 1.0, f"layer_scale must be between 0 and 1, but is {scale}."
-        yield (
-            width % multiple,
-            f"Positions {positions!r} need a hidden_size that {multiple} divides, not {width}.",
-        )
-        yield (
-            in_every_layer and not positions.startswith("learned"),
-            f"{positions!r} positions are not for every layer.",
-        )
+        yield (width % multiple, f"Positions {positions!r} need a hidden_size that {multiple} divides, not {width}.")
+        is_learned = positions.startswith("learned")
+        yield in_every_layer and not is_learned, f"{positions!r} positions are not for every layer."
         yield self.axial and self.num_prefix_tokens, "An axial model has no class token; use gap, map or unpooled."
         yield (
             self.is_rotary and (self.axial or width // heads % 4),
@@ -364,11 +343,8 @@ class ViTConfig:
 
     def _token_rules(self) -> Rules:
         classifier, has_token, positions = self.classifier, self.has_class_token, self.position_injection
-        reads_all = classifier in ("map", "sequence")
-        yield (
-            self.num_registers and reads_all,
-            f"Classifier {classifier!r} reads all tokens; leave num_registers out.",
-        )
+        has_registers, reads_all = self.num_registers > 0, classifier in ("map", "sequence")
+        yield has_registers and reads_all, f"Classifier {classifier!r} reads all tokens; leave num_registers out."
         yield (
             self.with_class_token and (classifier not in ("gap", "map", "none") or self.distillation != "none"),
             "with_class_token is for gap, map and none without distillation token, not for "
@@ -384,7 +360,7 @@ class ViTConfig:
         )
         yield not self.prefix_positions and not has_token, "prefix_positions=False needs a class token; leave it out."
         yield (
-            positions != "input" and (self.num_registers or not self.prefix_positions),
+            positions != "input" and (has_registers or not self.prefix_positions),
             "Positions that are added in every layer are of all tokens; leave num_registers out.",
         )
 
@@ -523,8 +499,8 @@ class DetectionConfig:
 TaskConfig = SegmentationConfig | LinearSegmentationConfig | DetectionConfig
 
 _CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu, "distillation": Distillation}
-_CHOICES |= {"representation": Representation}
 _CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": PositionInjection}
+_CHOICES |= {"representation": Representation}
 
 ModelConfig = ViTConfig | ResNetConfig
 
@@ -566,15 +542,8 @@ class Classes:
 
 
 # Fields that are newer than runs, exports and features on disk, which know a model by all fields of its config.
-_NEWER = {
-    "rotary_reference": None,
-    "rotary_offset": 0.0,
-    "rotary_columns_first": False,
-    "mlp_norm": False,
-    "attention_norm": False,
-    "pool_heads": None,
-    "pool_mlp_dim": None,
-}
+_NEWER = {"rotary_reference": None, "rotary_offset": 0.0, "rotary_columns_first": False, "mlp_norm": False}
+_NEWER |= {"attention_norm": False, "pool_heads": None, "pool_mlp_dim": None}
 
 
 def identifying_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -593,8 +562,7 @@ def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches | TaskConfig)
 
 def config_from_dict(fields: Mapping[str, Any]) -> Any:
     """Inverse of `config_to_dict`: returns a ModelConfig, the stem inside one, or a TaskConfig."""
-    known = (ViTConfig, ResNetConfig, ConvStem, ShiftedPatches)
-    known += (SegmentationConfig, LinearSegmentationConfig, DetectionConfig)  # type: ignore[assignment]
+    known = (ConvStem, ShiftedPatches, *get_args(ModelConfig), *get_args(TaskConfig))
     kinds: dict[str, Any] = {kind.__name__: kind for kind in known}
     values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return kinds[values.pop("kind", "ViTConfig")](**values)

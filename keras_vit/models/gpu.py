@@ -38,12 +38,7 @@ def padded_attention(num_tokens: int, implementation: Literal["cudnn", "xla"] = 
     def attend(query, key, value):
         lengths = jax.numpy.full(query.shape[0], num_tokens, "int32")
         return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            implementation=implementation,
+            query, key, value, query_seq_lengths=lengths, key_value_seq_lengths=lengths, implementation=implementation
         )
 
     return attend

@@ -35,16 +35,14 @@ def no_init_weights() -> Iterator[None]:
 
 def initial(initializer):
     """The initializer of a new weight: this one, or zeros inside `no_init_weights`."""
-    return _untouched_zeros if _no_init_weights.get() else initializer
+    if not _no_init_weights.get():
+        return initializer
+    return lambda shape, dtype=None: ops.cast(zero_copy(zeros(shape)), dtype or "float32")
 
 
 def small_normal() -> keras.initializers.Initializer:
     """Return a new initializer. It takes its seed on creation, so a shared one would ignore `set_random_seed`."""
     return keras.initializers.RandomNormal(stddev=0.02)
-
-
-def _untouched_zeros(shape, dtype=None):
-    return ops.cast(zero_copy(zeros(shape)), dtype or "float32")
 
 
 def zero_copy(array: np.ndarray):

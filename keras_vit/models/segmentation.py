@@ -120,12 +120,7 @@ def _upscale_block(width: int, gelu: str, name: str) -> list[keras.layers.Layer]
     """The layers that double rows and columns: (B, h, w, D) -> (B, 2 h, 2 w, D)."""
     return [
         keras.layers.Conv2DTranspose(
-            width,
-            2,
-            strides=2,
-            data_format=CHANNELS_LAST,
-            name=f"{name}.transposed",
-            **_initializers(4 * width),
+            width, 2, strides=2, data_format=CHANNELS_LAST, name=f"{name}.transposed", **_initializers(4 * width)
         ),
         Activation(gelu, name=f"{name}.gelu"),
         keras.layers.DepthwiseConv2D(

@@ -12,22 +12,11 @@ import keras
 from keras import ops
 
 from keras_vit.images.preprocessing import Preprocessing
+from keras_vit.models import vit
+from keras_vit.models.attention import FORBIDDEN
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import TokenDense, gelu_erf
 from keras_vit.models.positions import SinCosPositions
-from keras_vit.models.vit import (
-    depth_rates,
-    embedded_tokens,
-    encoder,
-    encoder_block,
-    encoder_blocks,
-    image_and_patches,
-    last_norm,
-    layer_norm,
-    mlp,
-    position_adder,
-    vision_transformer,
-)
 
 # Channels of an attention head in the decoder of a masked autoencoder: 16 heads of 512 channels in the paper.
 DECODER_HEAD = 32
@@ -35,8 +24,6 @@ DECODER_HEAD = 32
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 # Outside training, the same patches of every image are corrupted, in any batch and on any replica.
 _FIXED_SEED = 1
-# exp underflows to 0 behind it, and float16 holds it.
-_FORBIDDEN = -30000.0
 # Of the moving mean of the teacher of self-distillation, as the paper sets it.
 _CENTER_MOMENTUM = 0.9
 
@@ -50,10 +37,10 @@ def masked_patch_model(
     corrupted and its prediction counts. All weights but "corruption" and "mask_head" are, by name, those of the model
     that `keras_vit.build` makes of the config without classes.
     """
-    images, patches = image_and_patches(config, preprocessing)
+    images, patches = vit.image_and_patches(config, preprocessing)
     patches, corrupted = CorruptPatches(corruption, name="corruption")(patches)
-    x = encoder(patches, config, config.grid(preprocessing.image_size))
-    x = last_norm(x, config)
+    x = vit.encoder(patches, config, config.grid(preprocessing.image_size))
+    x = vit.last_norm(x, config)
     if config.num_prefix_tokens:
         x = x[:, config.num_prefix_tokens :]
     x = TokenDense(outputs, kernel_initializer="lecun_normal", name="mask_head")(x)
@@ -130,12 +117,12 @@ def masked_autoencoder(
         name: name of the model.
     """
     grid, prefix = config.grid(preprocessing.image_size), config.num_prefix_tokens
-    images, patches = image_and_patches(config, preprocessing)
-    add_positions = position_adder(config, grid)
-    x = embedded_tokens(patches, config, add_positions)
+    images, patches = vit.image_and_patches(config, preprocessing)
+    add_positions = vit.position_adder(config, grid)
+    x = vit.embedded_tokens(patches, config, add_positions)
     visible, masked, places = RandomMasking(corruption, name="masking")(x[:, prefix:] if prefix else x)
     x = keras.layers.Concatenate(axis=1, name="visible_tokens")([x[:, :prefix], visible]) if prefix else visible
-    x = last_norm(encoder_blocks(x, config, grid, add_positions), config)  # (B, prefix + n, D)
+    x = vit.last_norm(vit.encoder_blocks(x, config, grid, add_positions), config)  # (B, prefix + n, D)
     decoder = ViTConfig(
         patch_size=config.patch_size,
         hidden_size=decoder_width,
@@ -150,8 +137,8 @@ def masked_autoencoder(
     patches = SinCosPositions(grid, 0, name="decoder_positions")(patches)
     x = keras.layers.Concatenate(axis=1, name="decoder_tokens")([x[:, :prefix], patches]) if prefix else patches
     for layer in range(decoder_layers):
-        x = encoder_block(x, decoder, 0.0, f"decoder.block_{layer}", grid=grid)
-    x = layer_norm(x, config.layer_norm_epsilon, "decoder_norm")
+        x = vit.encoder_block(x, decoder, 0.0, f"decoder.block_{layer}", grid=grid)
+    x = vit.layer_norm(x, config.layer_norm_epsilon, "decoder_norm")
     x = TokenDense(outputs, kernel_initializer="lecun_normal", name="mask_head")(x[:, prefix:] if prefix else x)
     return keras.Model(images, {"predictions": x, "corrupted": masked}, name=name)
 
@@ -175,21 +162,20 @@ def next_patch_model(
         name: name of the model.
     """
     grid = config.grid(preprocessing.image_size)
-    images, patches = image_and_patches(config, preprocessing)
-    x = embedded_tokens(patches, config, position_adder(config, grid))
+    images, patches = vit.image_and_patches(config, preprocessing)
+    add_positions = vit.position_adder(config, grid)
+    x = vit.embedded_tokens(patches, config, add_positions)
     bias, predicted = PrefixMask(name="prefix")(x)
-    for layer, rate in enumerate(depth_rates(config)):
-        x = encoder_block(x, config, rate, f"Transformer.encoderblock_{layer}", grid=grid, attention_bias=bias)
-    x = last_norm(x, config)
+    x = vit.last_norm(vit.encoder_blocks(x, config, grid, add_positions, bias), config)
     x = keras.layers.ZeroPadding1D((1, 0), name="next_patch")(x[:, :-1])  # the first patch has none before it
     if head_layers:
         x = TokenDense(head_width, kernel_initializer="lecun_normal", name="head_embedding")(x)
     for layer in range(head_layers):
-        y = layer_norm(x, config.layer_norm_epsilon, f"head.norm_{layer}")
-        y = mlp(y, 4 * head_width, config.gelu, 0.0, f"head.mlp_{layer}")
+        y = vit.layer_norm(x, config.layer_norm_epsilon, f"head.norm_{layer}")
+        y = vit.mlp(y, 4 * head_width, config.gelu, 0.0, f"head.mlp_{layer}")
         x = keras.layers.Add(name=f"head.block_{layer}")([x, y])
     if head_layers:
-        x = layer_norm(x, config.layer_norm_epsilon, "head_norm")
+        x = vit.layer_norm(x, config.layer_norm_epsilon, "head_norm")
     x = TokenDense(outputs, kernel_initializer="lecun_normal", name="mask_head")(x)
     return keras.Model(images, {"predictions": x, "corrupted": predicted}, name=name)
 
@@ -215,7 +201,7 @@ class PrefixMask(keras.layers.Layer):
         place = ops.arange(count, dtype="int32")
         behind = ops.cast(place[None] >= length, "float32")  # (B, N)
         later = ops.cast(place[None] > place[:, None], "float32")  # (N, N)
-        bias = _FORBIDDEN * later[None, None] * behind[:, None, None]
+        bias = FORBIDDEN * later[None, None] * behind[:, None, None]
         return ops.cast(bias, tokens.dtype), behind
 
 
@@ -237,9 +223,7 @@ class RandomMasking(keras.layers.Layer):
     def call(self, patches, training=False):
         batch, count = ops.shape(patches)[0], patches.shape[1]
         noise = keras.random.uniform(
-            (batch if training else 1, count),
-            dtype="float32",
-            seed=self.seed_generator if training else _FIXED_SEED,
+            (batch if training else 1, count), dtype="float32", seed=self.seed_generator if training else _FIXED_SEED
         )
         order = ops.argsort(noise, axis=-1)  # the visible patches come first
         places = ops.broadcast_to(ops.argsort(order, axis=-1), (batch, count))
@@ -283,7 +267,7 @@ def self_distillation_model(
         head_width: of the hidden layers, 2,048 in the paper; the bottleneck is an eighth of it.
         name: name of the model.
     """
-    backbone = vision_transformer(config, preprocessing, None, name)
+    backbone = vit.vision_transformer(config, preprocessing, None, name)
     x, kernel = backbone.output, keras.initializers.TruncatedNormal(stddev=0.02)
     for layer in range(2):
         x = TokenDense(head_width, activation=gelu_erf, kernel_initializer=kernel, name=f"projection_{layer}")(x)

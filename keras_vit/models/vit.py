@@ -16,21 +16,10 @@ import numpy as np
 from keras import ops
 
 from keras_vit.images.preprocessing import Preprocessing
+from keras_vit.models import layers
 from keras_vit.models.attention import attention, axis_attention
 from keras_vit.models.config import ConvStem, ShiftedPatches, TaskConfig, ViTConfig, config_to_dict
 from keras_vit.models.image_model import ImageModel
-from keras_vit.models.layers import (
-    CHANNELS_LAST,
-    PACKAGE,
-    ClassToken,
-    InsertTokens,
-    LayerScale,
-    ModelSpec,
-    PoolTokens,
-    Probe,
-    TokenDense,
-    WeightedMean,
-)
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.models.resnet import resnet
 
@@ -47,7 +36,7 @@ def vision_transformer(
     images, x = image_and_patches(config, preprocessing)
     x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
     if config.norm_after_pooling:
-        x = PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
+        x = layers.PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
     x = tokens = last_norm(x, config)
     if config.classifier == "none":
         return ImageModel(images, x, name=name)
@@ -55,17 +44,20 @@ def vision_transformer(
     if config.classifier == "map":
         x = attention_pooling(x, config, "MAPHead_0")  # (B, 1, D)
     if config.classifier == "sequence":
-        x = WeightedMean(name="pool")(x, TokenDense(1, name="SequencePool_0")(x))  # (B, D)
+        x = layers.WeightedMean(name="pool")(x, layers.TokenDense(1, name="SequencePool_0")(x))  # (B, D)
     elif config.classifier != "unpooled" and not config.norm_after_pooling:
         kind = "token" if config.classifier == "map" else config.classifier
-        x = PoolTokens(kind, config.num_prefix_tokens, name="pool")(x)  # (B, D), token+gap: (B, 2 D)
+        x = layers.PoolTokens(kind, config.num_prefix_tokens, name="pool")(x)  # (B, D), token+gap: (B, 2 D)
     if config.representation_size is not None:
-        x = representation(x, config, config.representation_size)
+        is_tanh = config.representation == "tanh"
+        activation, width = "tanh" if is_tanh else None, config.representation_size
+        x = layers.TokenDense(width, activation, "lecun_normal", use_bias=is_tanh, name="pre_logits")(x)
     if config.normalized:
         x = keras.layers.UnitNormalization(name="normalized")(x)
     x = head(x, config, num_classes, "head")  # (B, classes)
     if config.distillation == "head":
-        second = head(PoolTokens("second", name="pool_distillation")(tokens), config, num_classes, "head_distillation")
+        second = layers.PoolTokens("second", name="pool_distillation")(tokens)
+        second = head(second, config, num_classes, "head_distillation")
         x = keras.layers.Average(name="mean_of_heads")([x, second])
     return ImageModel(images, x, name=name)
 
@@ -75,23 +67,11 @@ def last_norm(x, config: ViTConfig):
     return layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm") if config.final_norm else x
 
 
-def representation(features, config: ViTConfig, width: int):
-    """The layer before the head: (..., D) -> (..., width)."""
-    is_tanh = config.representation == "tanh"
-    return TokenDense(
-        width,
-        activation="tanh" if is_tanh else None,
-        kernel_initializer="lecun_normal",
-        use_bias=is_tanh,
-        name="pre_logits",
-    )(features)
-
-
 def head(features, config: ViTConfig, num_classes: int | None, name: str):
     """Features (..., D) -> logits (..., classes); the features themselves without classes."""
     if not num_classes:
         return features
-    return TokenDense(num_classes, kernel_initializer="zeros", use_bias=config.head_bias, name=name)(features)
+    return layers.TokenDense(num_classes, kernel_initializer="zeros", use_bias=config.head_bias, name=name)(features)
 
 
 def image_and_patches(config: ViTConfig, preprocessing: Preprocessing, task: TaskConfig | None = None):
@@ -99,7 +79,7 @@ def image_and_patches(config: ViTConfig, preprocessing: Preprocessing, task: Tas
     rows, columns = config.grid(preprocessing.image_size)
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
     spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
-    x = ModelSpec(**spec, task=None if task is None else config_to_dict(task), name="spec")(images)
+    x = layers.ModelSpec(**spec, task=None if task is None else config_to_dict(task), name="spec")(images)
     if isinstance(config.stem, ConvStem):
         x = conv_stem(x, config.stem)
     elif isinstance(config.stem, ShiftedPatches):
@@ -114,7 +94,7 @@ def image_and_patches(config: ViTConfig, preprocessing: Preprocessing, task: Tas
         config.hidden_size,
         config.patch,
         strides=config.patch,
-        data_format=CHANNELS_LAST,
+        data_format=layers.CHANNELS_LAST,
         use_bias=config.patch_bias,
         kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
         name="embedding",
@@ -128,8 +108,8 @@ def encoder(x, config: ViTConfig, grid: tuple[int, int]):
     return encoder_blocks(embedded_tokens(x, config, add_positions), config, grid, add_positions)
 
 
-def encoder_blocks(x, config: ViTConfig, grid: tuple[int, int], add_positions: Callable):
-    """All blocks, but not the last LayerNorm: (B, N, D) -> (B, N, D)."""
+def encoder_blocks(x, config: ViTConfig, grid: tuple[int, int], add_positions: Callable, attention_bias=None):
+    """All blocks, but not the last LayerNorm: (B, N, D) -> (B, N, D). The bias is that of `encoder_block`."""
     for layer, depth_rate in enumerate(depth_rates(config)):
         block = f"Transformer.encoderblock_{layer}"
         if config.position_injection != "input":
@@ -138,7 +118,7 @@ def encoder_blocks(x, config: ViTConfig, grid: tuple[int, int], add_positions: C
             x = encoder_block(x, config, depth_rate, f"{block}.row", axis="row", grid=grid)
             x = encoder_block(x, config, depth_rate, f"{block}.column", axis="column", grid=grid)
         else:
-            x = encoder_block(x, config, depth_rate, block, grid=grid)
+            x = encoder_block(x, config, depth_rate, block, grid=grid, attention_bias=attention_bias)
     return x
 
 
@@ -153,13 +133,13 @@ def embedded_tokens(x, config: ViTConfig, add_positions: Callable):
     if at_input and not config.prefix_positions:
         x = add_positions(x, "Transformer.posembed_input")
     if config.distillation != "none":
-        x = InsertTokens(1, 0, name="distillation")(x)
+        x = layers.InsertTokens(1, 0, name="distillation")(x)
     if config.has_class_token:
-        x = ClassToken(name="cls")(x)  # (B, 1 + h * w, D), with a distillation token (B, 2 + h * w, D)
+        x = layers.ClassToken(name="cls")(x)  # (B, 1 + h * w, D), with a distillation token (B, 2 + h * w, D)
     if at_input and config.prefix_positions:
         x = add_positions(x, "Transformer.posembed_input")
     if config.num_registers:
-        x = InsertTokens(config.num_registers, config.num_class_tokens, name="registers")(x)  # (B, N, D)
+        x = layers.InsertTokens(config.num_registers, config.num_class_tokens, name="registers")(x)  # (B, N, D)
     x = dropout(x, config.dropout_rate, "Transformer.posembed_input.dropout")
     if config.pre_norm:
         x = layer_norm(x, config.layer_norm_epsilon, "Transformer.pre_norm")
@@ -193,6 +173,8 @@ def encoder_block(
     to the attention logits (B, H, N, N).
     """
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
+    rotary = {"grid": grid, "reference": config.rotary_reference, "offset": config.rotary_offset}
+    rotary |= {"columns_first": config.rotary_columns_first}
     options: dict[str, Any] = {
         "num_heads": config.num_heads,
         "dropout_rate": config.attention_dropout_rate,
@@ -200,7 +182,7 @@ def encoder_block(
         "key_bias": config.key_bias,
         "relative": config.position_embedding == "relative",
         "locality": config.locality_attention,
-        "rotary": rotary_options(config, grid) if config.is_rotary else None,
+        "rotary": rotary if config.is_rotary else None,
         "norm_epsilon": config.layer_norm_epsilon if config.attention_norm else None,
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
@@ -222,16 +204,6 @@ def encoder_block(
     return keras.layers.Add(name=name)([x, y])
 
 
-def rotary_options(config: ViTConfig, grid: tuple[int, int]) -> dict[str, Any]:
-    """The arguments of `RotaryPositions` for a model."""
-    return {
-        "grid": grid,
-        "reference": config.rotary_reference,
-        "offset": config.rotary_offset,
-        "columns_first": config.rotary_columns_first,
-    }
-
-
 def mlp(
     x,
     mlp_dim: int,
@@ -247,19 +219,19 @@ def mlp(
     With a gate, the hidden layer is GELU(gate) * value, of two dense layers. With an epsilon, a LayerNorm follows it.
     """
     width, activation = x.shape[-1], gelu if gelu == "silu" else f"gelu_{gelu}"
-    value = TokenDense(mlp_dim, None if gated else activation, bias_stddev=1e-6, name=f"{name}.Dense_0")(x)  # (B, N, M)
+    value = layers.TokenDense(mlp_dim, None if gated else activation, bias_stddev=1e-6, name=f"{name}.Dense_0")(x)
     if gated:
-        gate = TokenDense(mlp_dim, activation, bias_stddev=1e-6, name=f"{name}.gate")(x)  # (B, N, M)
+        gate = layers.TokenDense(mlp_dim, activation, bias_stddev=1e-6, name=f"{name}.gate")(x)  # (B, N, M)
         value = keras.layers.Multiply(name=f"{name}.gated")([gate, value])
     x = dropout(value, dropout_rate, f"{name}.dropout_0")
     x = x if norm_epsilon is None else layer_norm(x, norm_epsilon, f"{name}.norm")
-    x = TokenDense(width, bias_stddev=1e-6, name=f"{name}.Dense_1")(x)  # (B, N, D)
+    x = layers.TokenDense(width, bias_stddev=1e-6, name=f"{name}.Dense_1")(x)  # (B, N, D)
     return dropout(x, dropout_rate, f"{name}.dropout_1")
 
 
 def attention_pooling(tokens, config: ViTConfig, name: str):
     """A learned probe attends to all tokens, then an MLP with residual: (B, N, D) -> (B, 1, D)."""
-    probe = Probe(name=name)(tokens)  # (B, 1, D)
+    probe = layers.Probe(name=name)(tokens)  # (B, 1, D)
     heads = config.pool_heads or config.num_heads
     x = attention(probe, tokens, num_heads=heads, name=f"{name}.MultiHeadDotProductAttention_0")
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
@@ -274,7 +246,7 @@ def layer_norm(x, epsilon: float, name: str):
 
 def layer_scale(x, initial: float | None, name: str):
     """A learned factor for each channel; no layer without an initial value."""
-    return x if initial is None else LayerScale(initial, name=name)(x)
+    return x if initial is None else layers.LayerScale(initial, name=name)(x)
 
 
 def dropout(x, rate: float, name: str):
@@ -293,12 +265,12 @@ def conv_stem(x, stem: ConvStem):
     kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
     for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
         name = f"conv_stem.{layer}"
-        x = keras.layers.ZeroPadding2D(size // 2, data_format=CHANNELS_LAST, name=f"{name}.padding")(x)
+        x = keras.layers.ZeroPadding2D(size // 2, data_format=layers.CHANNELS_LAST, name=f"{name}.padding")(x)
         x = keras.layers.Conv2D(
             filters,
             size,
             strides=strides,
-            data_format=CHANNELS_LAST,
+            data_format=layers.CHANNELS_LAST,
             use_bias=False,
             kernel_initializer=kernel,
             name=f"{name}.conv",
@@ -308,7 +280,7 @@ def conv_stem(x, stem: ConvStem):
     return x
 
 
-@keras.saving.register_keras_serializable(PACKAGE)
+@keras.saving.register_keras_serializable(layers.PACKAGE)
 class ShiftAndCut(keras.layers.Layer):
     """Shifted patches: (B, h, w, C) -> (B, h / P, w / P, P * P * 5 C), pixels row by row.
 

@@ -50,13 +50,8 @@ _LAST: dict[str, Any] = {"pooling": "last", "causal": False, "head_bias": True} 
 # Of CLIP's first files, whose config.json has this id, which is not that of the token: the largest id is pooled.
 _LEGACY_END = 2
 # Sizes that both config.json and the arrays have: TextConfig field -> name in transformers.
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "length": "max_position_embeddings",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "mlp_dim": "intermediate_size",
-}
+_SIZES = {"vocab_size": "vocab_size", "length": "max_position_embeddings", "hidden_size": "hidden_size"}
+_SIZES |= {"num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
 # Logits are multiplied by exp of at most this; training clips CLIP's at log(100).
 _LARGEST_LOG_SCALE = 10.0
 

@@ -33,7 +33,8 @@ from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import ViTConfig
 from keras_vit.text.checkpoint import HUB_CLIP_LAYOUT, HUB_SIGLIP_LAYOUT, TextCheckpoint, open_text
 from keras_vit.text.tower import TextConfig
-from keras_vit.text.vocabulary import ASSETS, CLIP_END, CLIP_START, FILE, MERGES, PIECES, VOCABULARY, read_settings
+from keras_vit.text.vocabulary import ASSETS, FILE, MERGES, PIECES, VOCABULARY, read_settings
+from keras_vit.text.vocabulary_process import CLIP_END, CLIP_START
 
 # Epsilon of the LayerNorms of the text tower in keras-hub, and of the last one.
 _EPSILONS = {"CLIP": (1e-5, 1e-6), "SigLIP": (1e-6, 1e-6)}
@@ -64,7 +65,9 @@ def save_two_towers(model: keras.Model, path: str | os.PathLike, source: str | o
     width = weights["head/kernel"].shape[1] if "head/kernel" in weights else written.vit.hidden_size
     _check(text, name, width, written.vit)
     files = module.write_config(written)
-    arrays = {**_image_arrays(written, weights, name), **_text_arrays(text, name)}
+    layout = keras_hub.tower_layout(name, written.vit.grid(written.preprocessing.image_size))
+    of_images = untranslate(weights, layout.rules, written.vit.num_heads)
+    arrays = {**of_images, **layout.constants, **_text_arrays(text, name)}
     files[keras_hub.CONFIG] = _backbone(name, files[keras_hub.CONFIG], text.config)
     with atomic_folder(path) as folder:
         module.write_weights(folder, arrays)
@@ -120,12 +123,6 @@ def _check(text: TextCheckpoint, name: str, width: int, image: ViTConfig) -> Non
             "differ there in the last digits.",
             stacklevel=3,
         )
-
-
-def _image_arrays(written: Blueprint, weights: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    grid = written.vit.grid(written.preprocessing.image_size)
-    layout = keras_hub.tower_layout(name, grid)
-    return {**untranslate(weights, layout.rules, written.vit.num_heads), **layout.constants}
 
 
 def _text_arrays(text: TextCheckpoint, name: str) -> dict[str, np.ndarray]:

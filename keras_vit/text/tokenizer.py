@@ -19,13 +19,8 @@ from keras_vit.checkpoints.find import download_tokenizer, parse_hub_name
 from keras_vit.checkpoints.formats import open_clip
 from keras_vit.errors import UserError
 from keras_vit.text.checkpoint import OPEN_CLIP_LAYOUT, TextCheckpoint, open_text
-from keras_vit.text.vocabulary import (
-    CLIP_END,
-    CLIP_START,
-    Vocabulary,
-    open_vocabulary,
-    read_settings,
-)
+from keras_vit.text.vocabulary import Vocabulary, open_vocabulary, read_settings
+from keras_vit.text.vocabulary_process import CLIP_END, CLIP_START
 
 _SETTINGS = "tokenizer_config.json"
 _ENDS = ("</s>", "<eos>")

@@ -14,17 +14,15 @@ from typing import Literal
 import keras
 from keras import ops
 
-from keras_vit.errors import UserError, check_integers, refuse_first
-from keras_vit.models.attention import DotProductAttention
-from keras_vit.models.config import Gelu
+from keras_vit.errors import Rules, UserError, check_integers, refuse_first
+from keras_vit.models.attention import FORBIDDEN
+from keras_vit.models.config import Gelu, ViTConfig
 from keras_vit.models.layers import PACKAGE, TokenDense, check_backend, initial, small_normal
-from keras_vit.models.vit import layer_norm, mlp
+from keras_vit.models.vit import encoder_block, layer_norm
 
 Pooling = Literal["first-end", "largest", "last"]
 # Bounds of what a hostile config.json can ask for: SigLIP 2 has 256,000 tokens, and no published tower a width of 4096.
 _MOST_TOKENS, _MOST_LENGTH = 2_000_000, 4096
-# exp underflows to 0 behind it, and float16 holds it.
-_FORBIDDEN = -30000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,25 +62,18 @@ class TextConfig:
     def __post_init__(self) -> None:
         for field in ("vocab_size", "length", "hidden_size", "num_layers", "num_heads", "mlp_dim", "output_size"):
             check_integers(field, getattr(self, field))
-        tokens, end, width = self.vocab_size, self.end_token, self.hidden_size
+        refuse_first(self._rules())
+
+    def _rules(self) -> Rules:
+        tokens, length, end = self.vocab_size, self.length, self.end_token
+        width, heads = self.hidden_size, self.num_heads
         has_end = isinstance(end, int) and not isinstance(end, bool) and 0 <= end < tokens
-        refuse_first(
-            [
-                (
-                    width % self.num_heads,
-                    f"The width {width} of the text tower is no multiple of its {self.num_heads} heads.",
-                ),
-                (
-                    tokens > _MOST_TOKENS or self.length > _MOST_LENGTH,
-                    f"A text tower has at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions, but the file "
-                    f"says {tokens:,} and {self.length:,}.",
-                ),
-                (
-                    self.pooling == "first-end" and not has_end,
-                    f"eos_token_id in config.json should be a number below {tokens}, but is {end!r:.80}.",
-                ),
-            ]
-        )
+        most = f"at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions"
+        is_larger = tokens > _MOST_TOKENS or length > _MOST_LENGTH
+        yield width % heads, f"The width {width} of the text tower is no multiple of its {heads} heads."
+        yield is_larger, f"A text tower has {most}, but the file says {tokens:,} and {length:,}."
+        should = f"eos_token_id in config.json should be a number below {tokens}"
+        yield self.pooling == "first-end" and not has_end, f"{should}, but is {end!r:.80}."
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -140,14 +131,11 @@ class TextEmbedding(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class CausalMask(keras.layers.Layer):
-    """An attention bias that keeps each token from the later ones: query (B, T, D) -> (1, 1, T, T)."""
+    """An attention bias that keeps each token from the later ones: tokens (B, T, D) -> (1, 1, T, T)."""
 
-    def call(self, query):
-        later = ops.triu(ops.ones((query.shape[1], query.shape[1])), 1)
-        return ops.cast(_FORBIDDEN * later[None, None], query.dtype)
-
-    def compute_output_shape(self, query_shape):
-        return 1, 1, query_shape[1], query_shape[1]
+    def call(self, tokens):
+        later = ops.triu(ops.ones((tokens.shape[1], tokens.shape[1])), 1)
+        return ops.cast(FORBIDDEN * later[None, None], tokens.dtype)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -181,30 +169,13 @@ def build_text_tower(config: TextConfig, name: str = "text_tower") -> keras.Mode
     ids = keras.Input((None if config.causal else config.length,), dtype="int32", name="ids")
     padded = PadText(config.length, name="padded", dtype="int32")(ids) if config.causal else ids
     x = TextEmbedding(config.vocab_size, config.length, config.hidden_size, name="embedding")(padded)  # (B, T, D)
+    sizes = (config.hidden_size, config.num_layers, config.num_heads, config.mlp_dim)
+    block = ViTConfig(1, *sizes, gelu=config.gelu, layer_norm_epsilon=config.layer_norm_epsilon)
+    bias = CausalMask(name="causal")(x) if config.causal else None  # (1, 1, T, T)
     for layer in range(config.num_layers):
-        x = _encoder_block(x, config, f"encoderblock_{layer}")
+        x = encoder_block(x, block, 0.0, f"encoderblock_{layer}", grid=(1, config.length), attention_bias=bias)
     x = layer_norm(x, config.last_norm_epsilon or config.layer_norm_epsilon, "encoder_norm")
     x = PoolText(config.pooling, config.end_token, name="pool")(x, padded)  # (B, D)
     x = TokenDense(config.output_size, use_bias=config.head_bias, name="head")(x)
     x = keras.layers.UnitNormalization(name="normalized")(x)
     return keras.Model(ids, x, name=name)
-
-
-def _encoder_block(x, config: TextConfig, name: str):
-    """Attention and MLP, each with a LayerNorm and a residual connection: (B, T, D) -> (B, T, D)."""
-    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
-    y = _attention(y, config, f"{name}.MultiHeadDotProductAttention_1")
-    x = keras.layers.Add(name=f"{name}.residual")([x, y])
-
-    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_2")
-    y = mlp(y, config.mlp_dim, config.gelu, 0.0, f"{name}.MlpBlock_3")
-    return keras.layers.Add(name=name)([x, y])
-
-
-def _attention(tokens, config: TextConfig, name: str):
-    """Self-attention of all tokens, or of each over itself and those before it: (B, T, D) -> (B, T, D)."""
-    inputs = [TokenDense(config.hidden_size, name=f"{name}.{part}")(tokens) for part in ("query", "key", "value")]
-    if config.causal:
-        inputs.append(CausalMask(name=f"{name}.causal")(inputs[0]))  # (1, 1, T, T)
-    y = DotProductAttention(config.num_heads, name=name)(*inputs)
-    return TokenDense(config.hidden_size, name=f"{name}.out")(y)

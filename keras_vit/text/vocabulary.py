@@ -18,9 +18,6 @@ from typing import Any
 
 from keras_vit.errors import UserError, needed_package
 from keras_vit.files.documents import read_json
-from keras_vit.text.vocabulary_process import CLIP_END, CLIP_START
-
-__all__ = ["CLIP_END", "CLIP_START", "FILE", "MERGES", "PIECES", "VOCABULARY", "Vocabulary", "open_vocabulary"]
 
 FILE, VOCABULARY, MERGES, PIECES = "tokenizer.json", "vocab.json", "merges.txt", "spiece.model"
 ASSETS = "assets/tokenizer"

@@ -45,15 +45,14 @@ def timm_reads(folder: pathlib.Path, images: np.ndarray) -> np.ndarray:
 
 
 # Of each, a fast one has the keys and arithmetic: another size, head or width of the same family.
-SLOW = {
-    "memory_msn",
-    "memory_deit",
-    "memory_dinov2_swiglu",
-    "hf_metaclip2",
-    "hf_chinese_clip_vision",
+SLOW = {"memory_msn", "memory_deit", "memory_dinov2_swiglu", "hf_metaclip2", "hf_chinese_clip_vision"}
+SLOW |= {
     "timm_eva02_base",
+    "timm_so150m2_rectangular",
+    "timm_eva02_tiny",
+    "timm_pe_core_base",
+    "timm_pe_spatial_gigantic",
 }
-SLOW |= {"timm_so150m2_rectangular", "timm_eva02_tiny", "timm_pe_core_base", "timm_pe_spatial_gigantic"}
 SLOW |= {"open_clip_linear", "open_clip_timm_siglip", "meta_dinov2.safetensors", "timm_no_final_norm_avg"}
 
 
@@ -66,8 +65,8 @@ def test_the_outputs_are_those_of_the_code_that_wrote_the_file(name):
     np.testing.assert_allclose(found, io[GOLDEN[name]["output"]], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["hf_ijepa", "hf_ijepa_classifier"])
-def test_a_model_that_averages_its_patches_is_written_as_ijepa(name, tmp_path):
+def test_a_model_that_averages_its_patches_is_written_as_ijepa(tmp_path):
+    name = "hf_ijepa_classifier"
     folders = BROUGHT / name, written(name, tmp_path, "huggingface")
     read, copy = (json.loads((folder / "config.json").read_text()) for folder in folders)
     for field in ("architectures", "model_type", "num_attention_heads", "patch_size", "intermediate_size"):
@@ -140,16 +139,10 @@ def test_an_image_tower_of_timm_without_its_config_needs_the_pooling(tmp_path):
 @pytest.mark.parametrize(
     ("name", "current"),
     [
-        ("vit_tiny_patch16_224_in21k", "vit_tiny_patch16_224"),
-        ("vit_base_patch16_224_sam", "vit_base_patch16_224"),
         ("vit_small_patch8_224_dino", "vit_small_patch8_224"),
-        ("vit_base_patch16_224_miil_in21k", "vit_base_patch16_224_miil"),
         ("deit3_large_patch16_384_in21ft1k", "deit3_large_patch16_384"),
-        ("vit_small_r26_s32_224_in21k", "vit_small_r26_s32_224"),
         ("vit_giant_patch14_224_clip_laion2b", "vit_giant_patch14_clip_224"),
         ("vit_base_resnet50_224_in21k", "vit_base_r50_s16_224"),
-        ("vit_base_resnet50_384", "vit_base_r50_s16_384"),
-        ("resnetv2_50x1_bitm", "resnetv2_50x1_bit"),
         ("resnetv2_152x4_bitm_in21k", "resnetv2_152x4_bit"),
         ("resnetv2_50x1_bit_distilled", "resnetv2_50x1_bit"),
         ("resnetv2_152x2_bit_teacher_384", "resnetv2_152x2_bit"),
@@ -192,7 +185,7 @@ def test_eva_02_and_perception_encoders_at_another_size_written_and_read_by_timm
     np.testing.assert_allclose(model(io["images"]), timm_reads(folder, io["images"]), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", ["timm_eva02_clip", "timm_pe_core_tiny"])
 def test_rotary_positions_beside_others_need_the_config(name, tmp_path):
     shutil.copy(BROUGHT / name / "model.safetensors", tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="put the config.json beside the file"):

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
-from keras_vit.checkpoints.checkpoint import LoadOptions, class_names_of, open_checkpoint
+from keras_vit.checkpoints.checkpoint import LoadOptions, open_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.timm import TIMM
 from keras_vit.checkpoints.infer_config import infer_blueprint
@@ -72,28 +72,12 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(official_file):
         ("hf_vit", {"hidden_act": "swish"}, "unsupported hidden_act='swish'; supported: "),
         ("hf_vit", {"backbone_config": [1]}, ".backbone_config. as an object"),
         ("brought/hf_ijepa", {"model_type": "vit"}, "unsupported model_type='vit'; supported: ijepa"),
-        (
-            "hf_vit",
-            {"patch_size": 4},
-            r"patch_size=\(4, 4\), but the arrays are of a model with \(8, 8\)",
-        ),
-        (
-            "hf_vit",
-            {"num_hidden_layers": 12},
-            "num_hidden_layers=12, but .* with 3",
-        ),
+        ("hf_vit", {"patch_size": 4}, r"patch_size=\(4, 4\), but the arrays are of a model with \(8, 8\)"),
+        ("hf_vit", {"num_hidden_layers": 12}, "num_hidden_layers=12, but .* with 3"),
         ("hf_vit", {"hidden_size": 64}, "hidden_size=64, but .* with 48"),
-        (
-            "hf_vit",
-            {"intermediate_size": 97},
-            "intermediate_size=97, but .* with 96",
-        ),
+        ("hf_vit", {"intermediate_size": 97}, "intermediate_size=97, but .* with 96"),
         ("hf_vit", {"image_size": 30}, r"image_size=\(30, 30\), but the arrays hold .* 16 patches"),
-        (
-            "hf_vit",
-            {"patch_size": "x"},
-            "'patch_size' as one or two numbers of pixels, but gives 'x'",
-        ),
+        ("hf_vit", {"patch_size": "x"}, "'patch_size' as one or two numbers of pixels, but gives 'x'"),
         ("hf_vit", {"model_type": "swin"}, "unsupported model_type='swin'; supported: vit"),
         ("hf_vit", {"model_type": "vit_mae"}, "unsupported model_type='vit_mae'; supported: vit"),
         ("hf_vit", {"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported hidden_act='relu'"),
@@ -144,10 +128,6 @@ STRETCHED = {"resize": "stretch", "crop_from": None}
         ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, STRETCHED),
         ({"size": 32, "do_center_crop": True, "crop_size": 32, "resample": 2}, STRETCHED),
         ({"feature_extractor_type": "DeiTFeatureExtractor", **CROPPED}, {"crop_from": (40, 40)}),
-        (
-            {"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32},
-            {"resize": "resize-small", "crop_from": 32},
-        ),
         ({"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 32}, {"crop_from": 37}),
         ({"image_processor_type": "SiglipImageProcessor", "size": SQUARE}, STRETCHED | {"interpolation": "bicubic"}),
     ],
@@ -169,10 +149,7 @@ def test_a_mean_of_other_channels_is_warned_of(tmp_path):
     ("kind", "mean", "std"),
     [
         ("ViTImageProcessor", [0.5] * 3, [0.5] * 3),
-        pytest.param(
-            "DINOv3ViTImageProcessorFast", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225], marks=pytest.mark.slow
-        ),
-        pytest.param("SiglipImageProcessor", [0.5] * 3, [0.5] * 3, marks=pytest.mark.slow),
+        ("DINOv3ViTImageProcessorFast", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
         ("CLIPImageProcessor", [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]),
     ],
 )
@@ -249,10 +226,10 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
         folder = timm_folder(named, architecture="vit_base_patch16_224", model_args={"num_heads": 4}, label_names=names)
     else:
         folder = with_config(named, id2label={str(index): name for index, name in enumerate(names)})
-    assert class_names_of(folder) == tuple(names)
     convert(folder, tmp_path / "written", layout)
-    assert class_names_of(tmp_path / "written") == tuple(names)
-    assert class_names_of(FIXTURES / "hf_vit") == ()
+    for each in (folder, tmp_path / "written"):
+        assert open_checkpoint(each).classes.labels == tuple(names)
+    assert open_checkpoint(FIXTURES / "hf_vit").classes is None
 
 
 @pytest.mark.parametrize(
@@ -322,7 +299,7 @@ def test_arrays_in_fortran_order_are_the_same_weights(name, tmp_path):
     assert_equal_weights(keras_vit.from_checkpoint(tmp_path / "x.npz"), loaded(FIXTURES / name))
 
 
-@pytest.mark.parametrize("shape", [(3, 700_001), (1, 2, 1_100_000), (2_000_003,), (5, 0), ()])
+@pytest.mark.parametrize("shape", [(3, 700_001), (5, 0), ()])
 def test_an_array_of_several_blocks_is_read_completely(shape, tmp_path):
     array = np.random.default_rng(0).random(shape, np.float32)
     write_npz(tmp_path / "x.npz", {"rows": array, "columns": np.asfortranarray(array)})

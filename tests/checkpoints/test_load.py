@@ -73,12 +73,6 @@ def test_dropped_and_kept_weights_are_reported():
     assert report.resized == ()
 
 
-def test_another_image_size_resizes_the_positions_and_reports_it():
-    model = keras_vit.from_checkpoint(TOKEN, image_size=(48, 24))
-    assert keras_vit.load_checkpoint(model, TOKEN).resized == ("Transformer/posembed_input/pos_embedding",)
-    assert model.get_layer("Transformer.posembed_input").grid == (6, 3)
-
-
 def test_num_classes_gives_a_head_of_zeros_and_no_pre_logits():
     model = keras_vit.from_checkpoint(FIXTURES / "vit_token_rep.npz", num_classes=7)
     kernel, bias = model.get_layer("head").get_weights()
@@ -110,13 +104,7 @@ def test_a_grid_that_is_not_square_needs_stored_grid():
             f"unexpected keys: {BLOCK}MlpBlock_0/Dense_0/kernel",
         ),
         # Shapes larger than the file, for which no memory is allocated.
-        (
-            {
-                "embedding/kernel": np.zeros((1, 1, 1, 60_000), np.float32),
-                "embedding/bias": np.zeros(60_000, np.float32),
-            },
-            None,
-        ),
+        ({"embedding/kernel": np.zeros((1, 1, 1, 60_000), "f4"), "embedding/bias": np.zeros(60_000, "f4")}, None),
         ({f"{BLOCK.replace('1', '0')}MlpBlock_3/Dense_0/kernel": np.zeros((0, 10**11), np.float32)}, None),
         ({"Transformer/posembed_input/pos_embedding": np.zeros((1, 10**12 + 1, 0), np.float32)}, None),
         ({"head/bias": np.zeros((), np.float32)}, None),
@@ -137,12 +125,7 @@ def test_an_array_that_is_twice_in_the_archive_is_refused(tmp_path, arrays):
         keras_vit.from_checkpoint(tmp_path / "changed.npz")
 
 
-def test_a_missing_file_is_named():
-    with pytest.raises(UserError, match="no file, .* official checkpoint .nowhere.npz."):
-        keras_vit.from_checkpoint("nowhere.npz")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.99])
 def test_a_truncated_file_is_refused(share, tmp_path):
     content = TOKEN.read_bytes()
     (tmp_path / "cut.npz").write_bytes(content[: int(share * len(content))])
@@ -225,11 +208,10 @@ def test_damage_in_a_compressed_archive_is_refused(tmp_path, arrays):
             assert "flipped.npz" in str(refusal) or "array" in str(refusal)  # noqa: PT017 (some flips are harmless)
 
 
-@pytest.mark.parametrize("name", ["x.pth", "x.bin", "x.ckpt"])
-def test_pickles_are_refused_with_the_way_to_convert_them(name, tmp_path):
-    (tmp_path / name).write_bytes(b"PK")
+def test_pickles_are_refused_with_the_way_to_convert_them(tmp_path):
+    (tmp_path / "x.pth").write_bytes(b"PK")
     with pytest.raises(UserError, match="is a pickle, .* safetensors.torch.save_file"):
-        keras_vit.from_checkpoint(tmp_path / name)
+        keras_vit.from_checkpoint(tmp_path / "x.pth")
 
 
 def header_of(**arrays) -> bytes:

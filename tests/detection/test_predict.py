@@ -5,6 +5,7 @@ import json
 import pathlib
 import urllib.request
 
+import keras
 import numpy as np
 import PIL.Image
 import pytest
@@ -26,6 +27,7 @@ from training.prediction.server import open_server
 pytestmark = pytest.mark.usefixtures("models_read_once")
 
 WORDS = ["w1 w2", "w3"]
+PIXELS = np.random.default_rng(0).integers(0, 256, (33, 57, 3), np.uint8)
 
 
 @pytest.fixture(name="place", scope="module")
@@ -38,13 +40,17 @@ def _place(tmp_path_factory):
     keras_vit.with_classes(model, np.eye(3, 8)).save(place / "run" / "model.keras")
     (place / "run" / "labels.txt").write_text("ant\nbee\ncat\n")
     (place / "pictures").mkdir()
-    pixels = np.random.default_rng(0).integers(0, 256, (33, 57, 3), np.uint8)
-    PIL.Image.fromarray(pixels).save(place / "pictures" / "a.png")
+    PIL.Image.fromarray(PIXELS).save(place / "pictures" / "a.png")
     turned = PIL.Image.Exif()
     turned[0x0112] = 6  # turn it by 90 degrees to the right
-    PIL.Image.fromarray(np.rot90(pixels).copy()).save(place / "pictures" / "b.png", exif=turned)
+    PIL.Image.fromarray(np.rot90(PIXELS).copy()).save(place / "pictures" / "b.png", exif=turned)
     (place / "pictures" / "broken.jpg").write_bytes(b"x")
     return place
+
+
+@pytest.fixture(name="owl", scope="module")
+def _owl(place) -> keras.Model:
+    return keras_vit.from_checkpoint(place / "owl")
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +68,13 @@ def boxes_of(document: dict, number: int) -> list[tuple]:
     return [(*row["bbox"], row["category_id"], row["score"]) for row in rows]
 
 
-def test_words_are_found_where_the_model_sees_them_and_saved_as_a_run(place, tmp_path, capsys):
+def test_words_are_found_where_the_model_sees_them_and_saved_as_a_run(owl, place, tmp_path, capsys):
     words = ["--checkpoint", "owl", "--threshold", "0", "--save", str(tmp_path / "new"), "--classes", *WORDS]
     document = found_by(*words)
-    model, tokenizer = keras_vit.from_checkpoint(place / "owl"), keras_vit.tokenizer(place / "owl")
-    texts = np.asarray(keras_vit.text_tower(place / "owl")(tokenizer(WORDS)))
-    preprocessing = keras_vit.preprocessing_of(model)
-    with PIL.Image.open("pictures/a.png") as image:
-        inputs = np.asarray(preprocessing(np.asarray(image)))[None]
-    outputs = keras_vit.with_queries(model)({"image": inputs, "queries": texts[None]})
+    texts = np.asarray(keras_vit.text_tower(place / "owl")(keras_vit.tokenizer(place / "owl")(WORDS)))
+    preprocessing = keras_vit.preprocessing_of(owl)
+    inputs = np.asarray(preprocessing(PIXELS))[None]
+    outputs = keras_vit.with_queries(owl)({"image": inputs, "queries": texts[None]})
     logits = np.asarray(outputs["class_logits"])[0]
     corners = preprocessing.boxes_in_picture(np.asarray(outputs["boxes"])[0], (33, 57))
     corners = np.clip(corners, 0, [57, 33, 57, 33])
@@ -98,16 +102,14 @@ def test_boxes_are_those_of_the_upright_image():
     assert [box[5] for box in boxes_of(found_by("--run", "run", "--threshold", least), 1)] == scores[:3]
 
 
-def test_an_example_is_found_and_boxes_on_one_object_are_one():
+def test_an_example_is_found_and_boxes_on_one_object_are_one(owl):
     arguments = ("--checkpoint", "owl", "--like", "pictures/b.png", "--box", "5", "4", "30", "20", "--threshold", "0")
     document = found_by(*arguments, "--save", "like")
-    model = keras_vit.from_checkpoint("owl")
-    preprocessing = keras_vit.preprocessing_of(model)
-    with PIL.Image.open("pictures/a.png") as image:
-        inputs = np.asarray(preprocessing(np.asarray(image)))[None]
+    preprocessing = keras_vit.preprocessing_of(owl)
+    inputs = np.asarray(preprocessing(PIXELS))[None]
     box = preprocessing.boxes_in_input([[5, 4, 35, 24]], (33, 57))
-    embeddings, _ = keras_vit.query_embeddings(model, inputs, box)
-    logits = np.asarray(keras_vit.with_classes(model, embeddings)(inputs)["class_logits"])
+    embeddings, _ = keras_vit.query_embeddings(owl, inputs, box)
+    logits = np.asarray(keras_vit.with_classes(owl, embeddings)(inputs)["class_logits"])
     found = np.array(boxes_of(document, 1))
     assert found[0, 5] <= 1 / (1 + np.exp(-logits.max())) + 1e-5
     assert document["categories"] == [{"id": 1, "name": "b"}]

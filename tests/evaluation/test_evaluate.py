@@ -30,7 +30,15 @@ from training.checks import open_measured
 from training.data.dataset import Split
 from training.data.sources import DataOptions, DataSet, digits
 from training.evaluation.evaluate import _predicted, evaluate
-from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
+from training.evaluation.metrics import (
+    fit_temperature,
+    intervals,
+    log_loss,
+    measure,
+    measure_real,
+    read_real_labels,
+    softmax,
+)
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictions import one_class
 from training.evaluation.predictors import Predictor, open_predictor
@@ -323,8 +331,8 @@ def test_every_measure_is_scikit_learns():
     assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, said), abs=1e-12)
     top5 = sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=range(7))
     assert found["top5_accuracy"] == pytest.approx(top5, abs=1e-12)
-    log_loss = sklearn.metrics.log_loss(labels, probabilities, labels=range(7))
-    assert found["log_loss"] == pytest.approx(log_loss, abs=1e-9)
+    expected = sklearn.metrics.log_loss(labels, probabilities, labels=range(7))
+    assert found["log_loss"] == pytest.approx(expected, abs=1e-9)
     for name in ("precision", "recall", "f1"):
         scores = getattr(sklearn.metrics, f"{name}_score")(labels, said, **of_class)
         assert [row[name] for row in found["classes"].values()] == pytest.approx(scores, abs=1e-12)
@@ -394,6 +402,62 @@ def test_accepted_labels_follow_the_numbers_of_imagenets_files(tmp_path):
     files = ("b/ILSVRC2012_val_00000004.JPEG", "a/ILSVRC2012_val_00000002.JPEG")
     split = Split(2, lambda index: None, files.__getitem__)
     assert read_real_labels(str(tmp_path / "real.json"), split, 3) == [[2], [1, 2]]
+
+
+# The temperature
+
+
+def drawn_labels(temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """Logits, and labels drawn with the probabilities softmax(logits / temperature)."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0.0, 3.0, (20_000, 5))
+    gumbel = rng.gumbel(size=logits.shape)
+    return logits.astype(np.float32), np.argmax(logits / temperature + gumbel, axis=-1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_that_the_labels_were_drawn_with_is_found(temperature):
+    assert fit_temperature(*drawn_labels(temperature)) == pytest.approx(temperature, rel=0.05)
+
+
+def test_no_temperature_nearby_has_a_lower_log_loss():
+    logits, labels = drawn_labels(2.0)
+    best = fit_temperature(logits, labels)
+    losses = [log_loss(softmax(logits / (best * factor)), labels) for factor in (0.99, 1.0, 1.01)]
+    assert min(losses) == losses[1]
+
+
+@pytest.mark.parametrize("logits", [np.eye(2), 9.0 * np.eye(2), np.array([[1.0, 0.0], [-np.inf, 1e-12]])])
+def test_images_without_mistakes_have_no_temperature(logits):
+    with pytest.raises(UserError, match="nearly all 2 are right"):
+        fit_temperature(logits, np.arange(2))
+
+
+def test_a_probability_of_0_changes_no_temperature():
+    logits, labels = drawn_labels(2.0)
+    impossible = np.pad(logits, ((0, 0), (0, 1)), constant_values=-np.inf)
+    assert fit_temperature(impossible, labels) == fit_temperature(logits, labels)
+    impossible[3, labels[3]] = -np.inf
+    with pytest.raises(UserError, match="for each image's class, but one is 0"):
+        fit_temperature(impossible, labels)
+
+
+def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_path):
+    assert Run.at(tmp_path).temperature == 1.0
+    for name in ("model.keras", "model.bin", "model.safetensors"):  # an export in it changes nothing
+        (tmp_path / name).touch()
+    (tmp_path / "temperature.json").write_text('{"temperature": 1.5}')
+    assert Run.at(tmp_path).temperature == Run(str(tmp_path / "model.keras")).temperature == 1.5
+    assert Run(str(tmp_path / "ViT-B_16.npz")).temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"temperature": 0.0}', '{"temperature": NaN}', f'{{"temperature": 1{"0" * 400}}}']
+)
+def test_a_damaged_temperature_is_refused(tmp_path, content):
+    (tmp_path / "temperature.json").write_text(content)
+    with pytest.raises(UserError, match="temperature.json cannot be read as a temperature"):
+        _ = Run.at(tmp_path).temperature
 
 
 # The models

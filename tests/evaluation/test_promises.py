@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import scipy.stats
-import sklearn.datasets
 import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
@@ -24,6 +23,7 @@ from keras_vit.run import Run
 from keras_vit.scores import Scoring
 from tests.browser import find_browser, open_browser
 from tests.export.test_web_page import CDN, classify, runtime_of_page
+from tests.features.places import digit_images, write_images
 from tests.support import serving
 from training import evaluate, linear_probe, predict
 from training.evaluation.promises import _passing, answer_threshold, fit_promise
@@ -142,12 +142,8 @@ def _run(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(name="images", scope="module")
 def _images(run) -> pathlib.Path:
-    folder = run.parent / "pictures"
-    folder.mkdir()
-    for number, image in enumerate(sklearn.datasets.load_digits().images[:60]):
-        pixels = np.minimum(image[..., None] * 16, 255).astype(np.uint8)
-        (folder / f"{number:03}.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    return folder
+    write_images(run.parent / "pictures", digit_images(60))
+    return run.parent / "pictures"
 
 
 def test_prediction_says_what_is_promised(run, images, tmp_path, capsys):

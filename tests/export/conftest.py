@@ -2,7 +2,7 @@
 
 import pytest
 
-from export import parity, report
+from export import report
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,9 +15,3 @@ def _no_figures():
         patch.setattr(report, "_draw", lambda title, panels, path: path.touch())
         patch.setattr(report, "_REPEATS", 1)
         yield
-
-
-@pytest.fixture(name="no_tolerance")
-def _no_tolerance(monkeypatch):
-    """No file in float32 is near enough to its model."""
-    monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)

@@ -14,22 +14,17 @@ import keras_vit
 from export.options import SourceOptions, TFLiteOptions
 from export.parity import Reference
 from export.source import ExportedModel, random_images
-from export.tasks import Classification, Detection, Segmentation, embedding_of
-from export.tflite import accelerator, delegate_model
+from export.tasks import Classification
+from export.tflite import accelerator
 from export.tflite.accelerator import GpuCheck, golden_numbers, sentences, write_page
 from export.tflite.convert import converted, to_delegate_tflite
 from export.tflite.delegate_checks import broken_rules
 from export.tflite.export import export_tflite
 from export.tflite.quantize import quantize
-from keras_vit import DetectionConfig
 from keras_vit.errors import ParityError, UserError
-from keras_vit.images.files import Samples
-from keras_vit.models.blueprint import Blueprint
 from tests.browser import WITH_WEBGPU, open_browser
 from tests.export.test_delegates import INPUTS, SUPPORTED, built
-from tests.export.test_segmentation import PREPROCESSING, TASKS
-from tests.export.test_segmentation import TINY as SEGMENTER
-from tests.models.test_saving import CONFORMANCE
+from tests.export.test_tasks import NAMES, task_of
 from tests.support import TINY, TINY_IMAGE, others_slow, randomize, serving
 
 IMAGES = np.random.default_rng(5).uniform(-1, 1, (2, 4, 6, 8)).astype(np.float32)
@@ -72,55 +67,35 @@ def test_every_model_is_right_in_the_accelerator(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViT-Ti_16", "DINOv3-S_16"])
 def test_a_whole_model_of_real_size_is_right_in_the_accelerator(name):
-    model = randomize_head(keras_vit.build(name, num_classes=10))
+    model = keras_vit.build(name, num_classes=10)
+    head = model.get_layer("head").kernel  # which begins with zeros
+    head.assign(np.random.default_rng(1).normal(0.0, 0.05, head.shape))
     images = np.random.default_rng(0).uniform(-1, 1, (2, 224, 224, 3)).astype(np.float32)
     assert accelerator.check(name, to_delegate_tflite(model, images), images) <= accelerator.TOLERANCE
 
 
-def randomize_head(model):
-    """Give the head, which begins with zeros, random values."""
-    head = model.get_layer("head").kernel
-    head.assign(np.random.default_rng(1).normal(0.0, 0.05, head.shape))
-    return model
-
-
-def three_images(preprocessing: keras_vit.Preprocessing) -> Samples:
-    samples = random_images(preprocessing)
-    return Samples(samples.encoded[:3], samples.labels[:3])
-
-
-def task_of_model(name: str):
-    """A tiny model of a task, as exports take it."""
-    few = three_images(PREPROCESSING)
-    if name == "detector":
-        model = keras_vit.detection_model(TINY, DetectionConfig(8), image_size=TINY_IMAGE)
-        model = keras_vit.with_classes(randomize(model), np.random.default_rng(1).normal(size=(3, 8)))
-        return Detection(ExportedModel(model, ("a", "b", "c"), few))
-    if name == "embeddings":
-        return embedding_of(ExportedModel(built("token"), (), few), normalize=True)
-    model = randomize(Blueprint(SEGMENTER, PREPROCESSING, task=TASKS[name]).build())
-    if name in ("instance", "panoptic"):  # segments that are likely
-        model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
-    return Segmentation(ExportedModel(model, ("a", "b", "c", "d"), few))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["detector", "embeddings", *TASKS])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_task_is_right_in_the_accelerator(name, tmp_path):
-    task = task_of_model(name)
+    task = task_of(name)
     model = task.exported.model
     images = np.random.default_rng(0).uniform(-1, 1, (2, *model.input_shape[1:])).astype(np.float32)
     content = to_delegate_tflite(model, images, all_tokens=task.all_tokens, finish=task.network)
     expected = task.network(model).predict(images, verbose=0)
     found = accelerator.run_interpreter(content, images)
-    assert {name: value.shape for name, value in found.items()} == {
-        name: value.shape for name, value in expected.items()
-    }
+    assert [found[name].shape for name in found] == [expected[name].shape for name in found]
     ours, theirs = (
         [{name: value[row] for name, value in part.items()} for row in range(2)] for part in (expected, found)
     )
     task.measure("file", Reference(None, None, outputs=ours), theirs, exact=True)
     check(content, images, tmp_path)
+
+
+KERNEL = np.ones((3, 3, 8, 4), np.float32)
+
+
+def means_of(x):
+    return tf.transpose(tf.reduce_mean(x, 1, keepdims=True), (0, 1, 3, 2))
 
 
 def padded(x, value=0.0):
@@ -131,29 +106,9 @@ def padded(x, value=0.0):
     ("function", "operator", "rule"),
     [
         (lambda x: tf.concat(tf.split(x, 2, -1)[::-1], -1), "CONCATENATION", "no reordered split"),
-        pytest.param(
-            lambda x: tf.nn.max_pool2d(padded(x), 3, 1, "VALID"),
-            "MAX_POOL_2D",
-            "no padding before pooling",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            lambda x: tf.nn.avg_pool2d(padded(x), 3, 1, "VALID"),
-            "AVERAGE_POOL_2D",
-            "no padding before pooling",
-            marks=pytest.mark.slow,
-        ),
-        (
-            lambda x: tf.nn.conv2d(padded(x, 0.7), np.ones((3, 3, 8, 4), np.float32), 1, "VALID"),
-            "CONV_2D",
-            "no padding before pooling",
-        ),
-        pytest.param(
-            lambda x: tf.matmul(x, tf.transpose(tf.reduce_mean(x, 1, keepdims=True), (0, 1, 3, 2))),
-            "BATCH_MATMUL",
-            "factors with equal batches",
-            marks=pytest.mark.slow,
-        ),
+        (lambda x: tf.nn.max_pool2d(padded(x), 3, 1, "VALID"), "MAX_POOL_2D", "no padding before pooling"),
+        (lambda x: tf.nn.conv2d(padded(x, 0.7), KERNEL, 1, "VALID"), "CONV_2D", "no padding before pooling"),
+        (lambda x: tf.matmul(x, means_of(x)), "BATCH_MATMUL", "factors with equal batches"),
     ],
 )
 def test_the_operator_that_is_computed_wrongly_is_named(function, operator, rule):
@@ -203,7 +158,7 @@ def test_a_run_has_a_time_limit():
 
 def test_an_export_for_a_gpu_says_what_was_run_and_has_golden_numbers(tmp_path):
     model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=3), image_size=TINY_IMAGE, num_classes=3))
-    exported = ExportedModel(model, ("a", "b", "c"), three_images(keras_vit.preprocessing_of(model)))
+    exported = ExportedModel(model, ("a", "b", "c"), random_images(keras_vit.preprocessing_of(model)).some(3))
     export_tflite(
         Classification(exported), TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float16",), target="gpu")
     )
@@ -242,24 +197,9 @@ def test_the_page_compares_in_a_browser(tmp_path):
 @pytest.mark.slow
 def test_an_export_of_a_task_for_a_gpu_is_run(tmp_path):
     options = TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float32", "float16"), target="gpu")
-    written = export_tflite(task_of_model("detector"), options)
+    written = export_tflite(task_of("detector"), options)
     assert [path.name for path, _ in written.values()] == ["detector-float32-gpu.tflite", "detector-float16-gpu.tflite"]
     assert "Right in LiteRT's GPU accelerator" in (tmp_path / "report.md").read_text()
-
-
-@pytest.mark.slow  # `GpuCheck` refuses a wrong graph in test_the_operator_that_is_computed_wrongly_is_named
-def test_a_model_that_is_wrong_in_the_accelerator_is_not_exported(tmp_path, monkeypatch):
-    def split(self, tokens):
-        heads = tf.reshape(tokens, (-1, tokens.shape[2], self.num_heads, tokens.shape[3] // self.num_heads))
-        swapped = tf.concat(tf.split(heads, 2, -1)[::-1], -1)
-        return tf.reshape(heads + swapped, (-1, 1, *tokens.shape[2:]))
-
-    monkeypatch.setattr(delegate_model._FourAxesRotation, "call", split)
-    config = dataclasses.replace(CONFORMANCE["rotary"], num_registers=0, num_layers=1)
-    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3))
-    check_of = GpuCheck(False, INPUTS[:2], None)
-    with pytest.raises(ParityError, match="computes the float32 TFLite file wrongly, by .* CONCATENATION"):
-        check_of.facts("float32", to_delegate_tflite(model, INPUTS))
 
 
 def test_a_check_that_is_required_and_cannot_run_is_an_error(monkeypatch):

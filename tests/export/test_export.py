@@ -1,6 +1,7 @@
 """SavedModel and TFLite exports: equality with the model after loading, and errors if they differ."""
 
 import collections
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -36,6 +37,7 @@ from keras_vit.images.files import Samples
 from tests.exports import CONFIG, LABELS, SIZE, saved_model_of, tflite_of
 from tests.support import randomize
 
+NO_SAMPLES = "samples.npz has no sample images; train again"
 REPORT = ("report.json", "report.md", "report.png")
 CONFIGS = {
     "token": CONFIG,
@@ -85,22 +87,20 @@ def _converted_once(monkeypatch):
     monkeypatch.setattr(tflite_export, "to_tflite", lambda *_, all_tokens, **__: converted(all_tokens=all_tokens))
 
 
-@pytest.mark.slow
-def test_a_saved_model_that_differs_is_not_kept(samples, no_tolerance, tmp_path):
-    with pytest.raises(ParityError, match="logits of the SavedModel differ from the model's by up to"):
-        saved_model_of(build(), LABELS, samples, tmp_path / "served")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("converted_once", "no_tolerance")
-def test_a_tflite_file_that_differs_is_not_kept(samples, tmp_path):
+@pytest.mark.usefixtures("converted_once")
+def test_a_tflite_file_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
+    monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
     with pytest.raises(ParityError, match="logits of the float32 TFLite file differ"):
         tflite_of(build(), LABELS, samples, tmp_path / "phone", ["float32"])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, tmp_path, monkeypatch):
+def test_a_saved_model_with_other_logits_or_other_pixels_is_not_kept(samples, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
+        with pytest.raises(ParityError, match="logits of the SavedModel differ from the model's by up to"):
+            saved_model_of(build(), LABELS, samples, tmp_path / "served")
     decode_batch = signatures.decode_batch
     monkeypatch.setattr(signatures, "decode_batch", lambda *given: decode_batch(*given) + 0.1)
     with pytest.raises(ParityError, match="SavedModel's probabilities of encoded images differ from the model's by"):
@@ -148,31 +148,21 @@ def test_a_file_that_ignores_its_image_is_not_kept_though_its_classes_agree(samp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("num_images", "disagreeing", "kept"),
-    [(2, 1, True), (9, 1, True), (9, 2, False), (100, 2, True), (100, 3, False), (360, 7, True), (360, 8, False)],
-)
-def test_one_image_in_another_class_is_no_disagreement(num_images, disagreeing, kept):
-    found = parity.Parity(0.1, 0.01, 1 - disagreeing / num_images, 1.0, num_images)
-    if kept:
-        parity.require_agreement("file", found)
-    else:
-        with pytest.raises(ParityError, match=f"disagrees with the model on {disagreeing} of {num_images} images"):
+def test_one_image_in_another_class_is_no_disagreement_and_nan_agrees_with_nothing():
+    few = [(2, 1, True), (9, 1, True), (9, 2, False), (100, 2, True), (100, 3, False), (360, 7, True), (360, 8, False)]
+    for num_images, disagreeing, kept in few:
+        found = parity.Parity(0.1, 0.01, 1 - disagreeing / num_images, 1.0, num_images)
+        words = f"disagrees with the model on {disagreeing} of {num_images} images"
+        with contextlib.nullcontext() if kept else pytest.raises(ParityError, match=words):
             parity.require_agreement("file", found)
-
-
-def test_nan_agrees_with_nothing():
     with pytest.raises(ParityError, match="by up to nan"):
         parity.require_agreement("file", parity.Parity(np.nan, np.nan, 1.0, 1.0, 9))
 
 
-@pytest.mark.parametrize(
-    ("lost", "gained", "p"),
+def test_mcnemars_test_is_the_exact_binomial_one():
     # By hand: twice the smaller tail of n fair coins, such as 2 * (1 + 10 + 45) / 2**10 for 8 and 2.
-    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 2 / 32), (0, 5, 2 / 32), (8, 2, 112 / 1024), (3, 3, 1.0)],
-)
-def test_mcnemars_test_is_the_exact_binomial_one(lost, gained, p):
-    assert parity.mcnemar(lost, gained) == pytest.approx(p, rel=1e-12)
+    for lost, gained, p in ((0, 0, 1.0), (1, 0, 1.0), (5, 0, 2 / 32), (0, 5, 2 / 32), (8, 2, 112 / 1024), (3, 3, 1.0)):
+        assert parity.mcnemar(lost, gained) == pytest.approx(p, rel=1e-12)
 
 
 def _rows(logits: np.ndarray) -> list[parity.Outputs]:
@@ -194,16 +184,13 @@ def test_an_artifact_is_compared_with_the_model_on_images_that_only_one_gets_rig
 def test_float_rounding_is_a_share_of_the_largest_logit(samples):
     """Logits of 40 are rounded forty times as coarsely as logits of 1; those below 1 are not held to less than 1e-4."""
     model = build()
-    expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
+    expected = parity.reference(model, parity.Reference(samples, keras_vit.preprocessing_of(model)))
     cases = ((40.0, 3e-3, True), (40.0, 5e-3, False), (0.01, 9e-5, True), (1.0, 2e-4, False), (1.0, np.nan, False))
     for largest, difference, kept in cases:
         logits = expected.logits * largest / np.abs(expected.logits).max()
         found = parity.compare(dataclasses.replace(expected, outputs=_rows(logits)), logits + difference)
-        if kept:
+        with contextlib.nullcontext() if kept else pytest.raises(ParityError, match="differ from the model's by up to"):
             parity.require_equal("file", found)
-        else:
-            with pytest.raises(ParityError, match="differ from the model's by up to"):
-                parity.require_equal("file", found)
 
 
 @pytest.mark.slow
@@ -240,14 +227,15 @@ def test_two_exports_never_take_the_same_version(tmp_path, monkeypatch):
     assert (tmp_path / "served" / "11" / "saved_model.pb").is_file()
 
 
-@pytest.mark.parametrize(
-    ("size", "weights", "share", "words"),
-    [(1000, 100_000, 1.0, "too few for its weights"), (10_000_000, 10_000_000, 0.25, "not quantized")],
-)
-def test_a_file_of_another_size_than_its_weights_is_detected(size, weights, share, words, tmp_path):
-    (tmp_path / "x.tflite").write_bytes(b"0" * size)
-    with pytest.raises(ParityError, match=words):
-        tflite_export.check_weights(tmp_path / "x.tflite", weights, share)
+def test_a_file_of_another_size_than_its_weights_is_detected(tmp_path):
+    file = tmp_path / "x.tflite"
+    for size, weights, share, words in (
+        (1000, 10**5, 1.0, "too few for"),
+        (10**7, 10**7, 0.25, "quantized"),
+    ):
+        file.write_bytes(b"0" * size)
+        with pytest.raises(ParityError, match=words):
+            tflite_export.check_weights(file, weights, share)
 
 
 def exports(samples: Samples, output: pathlib.Path, labels=LABELS):
@@ -306,7 +294,7 @@ def test_the_report_names_the_files_of_earlier_exports(samples, tmp_path):
 def test_samples_are_prepared_a_batch_at_a_time(samples):
     many = Samples(samples.encoded * 15, np.tile(samples.labels, 15))  # 135 = 64 + 64 + 7
     model = build()
-    expected = parity.reference(model, keras_vit.preprocessing_of(model), many)
+    expected = parity.reference(model, parity.Reference(many, keras_vit.preprocessing_of(model)))
     assert [images.shape for _, images in expected.batches()] == [(n, *SIZE, 3) for n in (64, 64, 7)]
     images = np.concatenate([images for _, images in expected.batches()])
     np.testing.assert_allclose(expected.logits, model(images), atol=1e-5)
@@ -329,34 +317,20 @@ def _run(finished_run, tmp_path) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
-def flip_a_byte(path: pathlib.Path, position: int) -> None:
+def with_byte_flipped(path: pathlib.Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
-
-
-def truncate(path: pathlib.Path) -> None:
-    path.write_bytes(path.read_bytes()[:1000])
 
 
 def of_few_classes(path: pathlib.Path) -> None:
     keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=3).save(path)
 
 
-def without_images(path: pathlib.Path) -> None:
-    Samples((), np.zeros(0)).save(path)
-
-
-def without_labels(path: pathlib.Path) -> None:
-    write_npz(path, {"data": np.zeros(5, np.uint8), "ends": np.array([2, 5]), "labels": np.zeros(1, np.int64)})
-
-
-def beyond_the_data(path: pathlib.Path) -> None:
-    write_npz(path, {"data": np.zeros(5, np.uint8), "ends": np.array([2, 9]), "labels": np.zeros(2, np.int64)})
-
-
-def not_an_image(path: pathlib.Path) -> None:
-    Samples((b"no image",), np.zeros(1)).save(path)
+def samples_of(ends: list[int], num_labels: int):
+    """Write samples that do not fit each other: where the files end in five bytes, and fewer or more labels."""
+    arrays = {"data": np.zeros(5, np.uint8), "ends": np.array(ends), "labels": np.zeros(num_labels, np.int64)}
+    return lambda path: write_npz(path, arrays)
 
 
 @pytest.mark.parametrize(
@@ -364,15 +338,15 @@ def not_an_image(path: pathlib.Path) -> None:
     [
         (saved_model, "labels.txt", lambda path: path.write_bytes(b"caf\xe9\n"), "labels.txt cannot be read as UTF-8"),
         (tflite, "labels.txt", lambda path: path.write_text(""), "does not name its 7 classes"),
-        (saved_model, "model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
-        (tflite, "model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
+        (saved_model, "model.keras", lambda path: with_byte_flipped(path, 2), "cannot be read as a Keras model"),
+        (tflite, "model.keras", lambda path: with_byte_flipped(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
         (tflite, "model.keras", lambda path: path.write_bytes(b""), "model.keras cannot be read as a Keras model"),
         (saved_model, "model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must belong"),
-        (tflite, "samples.npz", truncate, "samples.npz cannot be read as an .npz"),
-        (saved_model, "samples.npz", without_images, "samples.npz has no sample images; train again"),
-        (tflite, "samples.npz", without_labels, "samples.npz has no sample images; train again"),
-        (saved_model, "samples.npz", beyond_the_data, "samples.npz has no sample images; train again"),
-        (tflite, "samples.npz", not_an_image, "Image 0 of samples.npz is not JPEG, PNG, BMP or WebP."),
+        (tflite, "samples.npz", lambda path: path.write_bytes(path.read_bytes()[:1000]), "cannot be read as an .npz"),
+        (saved_model, "samples.npz", lambda path: Samples((), np.zeros(0)).save(path), NO_SAMPLES),
+        (tflite, "samples.npz", samples_of([2, 5], 1), NO_SAMPLES),
+        (saved_model, "samples.npz", samples_of([2, 9], 2), NO_SAMPLES),
+        (tflite, "samples.npz", lambda path: Samples((b"no image",), np.zeros(1)).save(path), "Image 0 of samples.npz"),
     ],
 )
 @pytest.mark.usefixtures("models_read_once")
@@ -417,17 +391,14 @@ def test_a_model_card_names_what_is_set_of_a_recipe():
     assert re.search(r"\| Training +\| pretrain digits: epochs 3, learning rate 0.002 +\|", card)
 
 
-@pytest.mark.parametrize(
-    ("resize", "crop_from", "sentence"),
-    [
+def test_a_model_card_describes_the_preprocessing():
+    for resize, crop_from, sentence in (
         ("stretch", None, "stretched to 16 x 24 (bilinear)"),
         ("crop", None, "center crop of this aspect ratio, resized to 16 x 24 (bilinear, antialiased)"),
         ("pad", None, "whole image in its aspect ratio, resized to 16 x 24, centered on white (bilinear, antialiased)"),
         ("resize-small", 30, "smaller side resized to 30, center crop to 16 x 24 (area)"),
-    ],
-)
-def test_a_model_card_describes_the_preprocessing(resize, crop_from, sentence):
-    preprocessing = keras_vit.Preprocessing((16, 24), resize=resize, crop_from=crop_from)
-    assert preprocessing.summary() == (f"RGB, turned upright by the EXIF orientation, {sentence}, 0..255 to -1.0..1.0")
-    of_imagenet = dataclasses.replace(preprocessing, value_range=((-0.485 / 0.229, -2.0, -1.8), (2.2, 2.4, 2.6)))
+    ):
+        rule = keras_vit.Preprocessing((16, 24), resize=resize, crop_from=crop_from)
+        assert rule.summary() == f"RGB, turned upright by the EXIF orientation, {sentence}, 0..255 to -1.0..1.0"
+    of_imagenet = dataclasses.replace(rule, value_range=((-0.485 / 0.229, -2.0, -1.8), (2.2, 2.4, 2.6)))
     assert of_imagenet.summary().endswith(" to [-2.1179, -2.0, -1.8]..[2.2, 2.4, 2.6]")

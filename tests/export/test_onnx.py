@@ -26,10 +26,9 @@ from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preproce
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.images.files import Samples
-from tests.exports import onnx_of
+from tests.exports import LABELS, onnx_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, others_slow, randomize
 
-LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")
 BIT = ResNetConfig((1, 1), 4, (8, 16), preactivation=True, num_groups=2)
 # Configuration, image size and channels.
 MODELS = {
@@ -215,10 +214,7 @@ def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
     path, _ = onnx_of(model, LABELS, samples_of(model), tmp_path, origin=origin)
     session = onnxruntime.InferenceSession(path)
     ends = [(end.name, end.shape, end.type) for end in (*session.get_inputs(), *session.get_outputs())]
-    assert ends == [
-        ("image", ["batch", *TINY_IMAGE, 1], "tensor(float)"),
-        ("logits", ["batch", 7], "tensor(float)"),
-    ]
+    assert ends == [("image", ["batch", *TINY_IMAGE, 1], "tensor(float)"), ("logits", ["batch", 7], "tensor(float)")]
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["labels"]) == list(LABELS)
     assert Preprocessing(**json.loads(metadata["preprocessing"])) == preprocessing_of(model)

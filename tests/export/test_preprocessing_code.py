@@ -48,13 +48,8 @@ def _images(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(2)
     turned = Image.Exif()
     turned[0x0112] = 6
-    for name, size, channels in (
-        ("wide", (91, 33), 3),
-        ("tall", (31, 120), 3),
-        ("odd", (47, 44), 4),
-        ("small", (5, 9), 3),
-        ("gray", (60, 35), 1),
-    ):
+    sizes = {"wide": (91, 33, 3), "tall": (31, 120, 3), "odd": (47, 44, 4), "small": (5, 9, 3), "gray": (60, 35, 1)}
+    for name, (*size, channels) in sizes.items():
         pixels = rng.integers(0, 256, (*size[::-1], channels), dtype=np.uint8)
         image = Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
         image.save(folder / f"{name}.png", exif=turned if name == "tall" else Image.Exif())
@@ -67,34 +62,25 @@ def prepared(preprocessing: Preprocessing, path: pathlib.Path, **options) -> np.
     return names["prepare"](path)
 
 
-def assert_same(preprocessing: Preprocessing, path: pathlib.Path) -> None:
-    with Image.open(path) as image:
-        wanted, color = np.asarray(preprocessing(image)), image.mode != "L"
-    found = prepared(preprocessing, path)
-    assert (found.dtype, found.shape) == (np.float32, (1, *wanted.shape))
-    # Pillow's gray of a color may round the other way.
-    np.testing.assert_allclose(found[0], wanted, atol=2.1 / 255 if preprocessing.channels == 1 and color else 1e-6)
-
-
 @pytest.mark.parametrize("number", range(len(RULES)))
 def test_the_code_gives_the_pixels_of_the_model(number, photos):
     rule = RULES[number]
     for path in photos:
-        assert_same(rule, path)
-        pixels = prepared(rule, path, raw_pixels=True)
-        assert pixels.dtype == np.uint8
+        with Image.open(path) as image:
+            wanted, color = np.asarray(rule(image)), image.mode != "L"
+        found, pixels = prepared(rule, path), prepared(rule, path, raw_pixels=True)
+        assert (found.dtype, found.shape, pixels.dtype) == (np.float32, (1, *wanted.shape), np.uint8)
+        # Pillow's gray of a color may round the other way.
+        np.testing.assert_allclose(found[0], wanted, atol=2.1 / 255 if rule.channels == 1 and color else 1e-6)
         levels = 0.51 if rule.dtype == "float32" else 0.01
         lows, highs = (np.asarray(end) for end in rule.value_range)
-        difference = np.abs(np.asarray(rule.normalize(pixels)) - prepared(rule, path))
-        assert np.all(difference <= levels * (highs - lows) / 255)
+        assert np.all(np.abs(np.asarray(rule.normalize(pixels)) - found) <= levels * (highs - lows) / 255)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_the_code_gives_the_pixels_of_the_original(name):
-    preprocessing, expected = (
-        preprocessing_of(keras_vit.from_checkpoint(FOLDER / name)),
-        np.load(FOLDER / f"{name}.npz"),
-    )
+    preprocessing = preprocessing_of(keras_vit.from_checkpoint(FOLDER / name))
+    expected = np.load(FOLDER / f"{name}.npz")
     assert not any("keras_vit" in line for line in preprocessing_code(preprocessing))
     for photo in sorted((FOLDER / "pictures").iterdir()):
         np.testing.assert_allclose(prepared(preprocessing, photo)[0], expected[photo.name], atol=1e-6)

@@ -171,13 +171,10 @@ def test_an_endless_response_is_not_read_to_its_end(talker, monkeypatch):
         RestClient(talker.url, "birds").classify(IMAGES)
 
 
+TEXT = strategies.text(max_size=4)
 JSON = strategies.recursive(
-    strategies.none()
-    | strategies.booleans()
-    | strategies.integers()
-    | strategies.floats()
-    | strategies.text(max_size=4),
-    lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.text(max_size=4), inner),
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | TEXT,
+    lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(TEXT, inner),
 )
 OUTPUTS = strategies.fixed_dictionaries(
     {}, optional={name: strategies.sampled_from([rows, rows[:1], rows[0]]) | JSON for name, rows in ANSWER.items()}
@@ -187,19 +184,16 @@ OUTPUTS = strategies.fixed_dictionaries(
 @strategies.composite
 def answers(draw) -> bytes:
     """What a server may send: a status, and JSON of any kind, with some bytes changed or cut off."""
-    body = draw(
-        strategies.builds(json.dumps, JSON | strategies.fixed_dictionaries({"outputs": OUTPUTS | JSON}))
-    ).encode()
+    of_any_kind = JSON | strategies.fixed_dictionaries({"outputs": OUTPUTS | JSON})
+    body = draw(strategies.builds(json.dumps, of_any_kind)).encode()
     status = draw(strategies.sampled_from([b"200 OK", b"200 OK", b"400 Bad", b"404 Not", b"503 Busy", b"999 ?"]))
-    framing = draw(
-        strategies.sampled_from([b"", b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked", b"X: \xff"])
-    )
+    framings = [b"", b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked", b"X: \xff"]
+    framing = draw(strategies.sampled_from(framings))
     if b"chunked" in framing:
         body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     content = bytearray(b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\n" + body)
-    for position, byte in draw(
-        strategies.lists(strategies.tuples(strategies.integers(0, 999), strategies.binary(max_size=2)), max_size=3)
-    ):
+    change = strategies.tuples(strategies.integers(0, 999), strategies.binary(max_size=2))
+    for position, byte in draw(strategies.lists(change, max_size=3)):
         start = position % (len(content) + 1)
         content[start : start + 1] = byte
     return bytes(content[: draw(strategies.sampled_from([None, None, 60, 90]))])
@@ -231,27 +225,24 @@ def kit(tmp_path: pathlib.Path, **changes) -> pathlib.Path:
     return write_kit(KitOptions(**values))
 
 
+def served_model(kit: pathlib.Path):
+    config = text_format.Parse((kit / "models.config").read_text(), official("ModelServerConfig")())
+    return config.model_config_list.config[0]
+
+
 def test_a_kit_names_the_versions_and_their_labels(tmp_path):
     versions(tmp_path / "served", 1, 2, 10)
     path = kit(tmp_path, name="123", stable=2, canary=10)
-    assert {entry.name for entry in path.iterdir()} == {
-        "models.config", "batching.config", "compose.yaml", "README.md", "client.py",
-    }  # fmt: skip
-    config = text_format.Parse((path / "models.config").read_text(), official("ModelServerConfig")())
-    (model,) = config.model_config_list.config
+    names = {"models.config", "batching.config", "compose.yaml", "README.md", "client.py"}
+    assert {entry.name for entry in path.iterdir()} == names
+    model = served_model(path)
     assert (model.name, model.base_path, model.model_platform) == ("123", "/models/123", "tensorflow")
     assert list(model.model_version_policy.specific.versions) == [2, 10]
     assert dict(model.version_labels) == {"stable": 2, "canary": 10}
     assert "\nmax_batch_size { value: 32 }\n" in (path / "batching.config").read_text()
     compose = (path / "compose.yaml").read_text()
-    for words in (
-        "--model_config_file=/config/models.config",
-        f'"{tmp_path / "served"}"',
-        'services:\n  "123":\n',
-        "/models/123",
-        '"8500:8500"',
-    ):
-        assert words in compose
+    place, command = f'"{tmp_path / "served"}"', "--model_config_file=/config/models.config"
+    assert all(words in compose for words in (command, place, 'services:\n  "123":\n', "/models/123", '"8500:8500"'))
 
 
 @pytest.mark.parametrize(
@@ -268,9 +259,7 @@ def test_any_path_of_models_is_the_one_that_is_mounted(folder, tmp_path):
 
 def test_the_newest_version_is_stable_by_default(tmp_path):
     versions(tmp_path / "served", 9, 10)
-    path = kit(tmp_path)
-    config = text_format.Parse((path / "models.config").read_text(), official("ModelServerConfig")())
-    assert dict(config.model_config_list.config[0].version_labels) == {"stable": 10}
+    assert dict(served_model(kit(tmp_path)).version_labels) == {"stable": 10}
 
 
 def test_the_client_of_a_kit_works_by_itself(tmp_path, server):

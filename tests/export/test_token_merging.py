@@ -55,15 +55,9 @@ def test_the_most_similar_pairs_of_patch_tokens_become_their_weighted_means(pref
 
 
 _FIELDS = (
-    {},
-    {"classifier": "token+gap"},
-    {"classifier": "gap"},
-    {"classifier": "map"},
-    {"classifier": "sequence"},
-    {"classifier": "gap", "norm_after_pooling": True},
-    {"distillation": "head"},
-    {"num_registers": 2},
-)
+    {}, {"classifier": "token+gap"}, {"classifier": "gap"}, {"classifier": "map"}, {"classifier": "sequence"},
+    {"classifier": "gap", "norm_after_pooling": True}, {"distillation": "head"}, {"num_registers": 2},
+)  # fmt: skip
 _FORMS = [(fields, for_tensorflow) for fields in _FIELDS for for_tensorflow in (True, False)]
 
 
@@ -80,37 +74,28 @@ def test_equal_tokens_are_merged_without_a_difference(fields, for_tensorflow):
     assert last == model.get_layer("Transformer.encoderblock_0").output.shape[1] - 4
 
 
-def test_a_block_of_which_the_class_token_alone_is_read_merges_nothing():
+def test_half_of_the_patch_tokens_are_merged_at_most_and_none_where_the_class_token_alone_is_read():
     names = {layer.name for layer in inference_model(_build(), for_tensorflow=True, merge_tokens=1).layers}
     assert "Transformer.encoderblock_0.merged" in names
     assert "Transformer.encoderblock_1.merged" not in names
-
-
-def test_at_most_half_of_the_patch_tokens_are_merged_in_a_block():
     merged = inference_model(_build(classifier="gap"), merge_tokens=100)
     assert merged.get_layer("Transformer.encoderblock_1").output.shape[1] == 2  # of 8, then of 4
 
 
 @pytest.mark.parametrize(
-    ("config", "reason"),
+    ("config", "merged", "reason"),
     [
-        (dataclasses.replace(_CONFIG, position_embedding="relative"), "relative positions"),
-        (dataclasses.replace(_CONFIG, position_injection="shared"), "before every block"),
-        (dataclasses.replace(_CONFIG, axial=True, classifier="gap"), "axial attention"),
-        (dataclasses.replace(_CONFIG, locality_attention=True), "locality self-attention"),
-        (TINY_STEM, "without tokens"),
+        (dataclasses.replace(_CONFIG, position_embedding="relative"), 1, "relative positions"),
+        (dataclasses.replace(_CONFIG, position_injection="shared"), 1, "before every block"),
+        (dataclasses.replace(_CONFIG, axial=True, classifier="gap"), 1, "axial attention"),
+        (dataclasses.replace(_CONFIG, locality_attention=True), 1, "locality self-attention"),
+        (TINY_STEM, 1, "without tokens"),
+        (_CONFIG, 33, "Of 64 patch tokens .* at most 32, but --merge-tokens is 33"),
     ],
 )
-def test_models_whose_tokens_keep_a_place_are_refused(config, reason):
+def test_models_whose_tokens_keep_a_place_or_are_too_few_are_refused(config, merged, reason):
     with pytest.raises(UserError, match=reason):
-        refuse_first(merging_rules(keras_vit.build(config, image_size=32, num_classes=3), 1))
-
-
-def test_more_than_half_of_the_patch_tokens_is_refused():
-    model = _build()
-    refuse_first(merging_rules(model, 4))
-    with pytest.raises(UserError, match="Of 8 patch tokens .* at most 4, but --merge-tokens is 5"):
-        refuse_first(merging_rules(model, 5))
+        refuse_first(merging_rules(keras_vit.build(config, image_size=32, num_classes=3), merged))
 
 
 @pytest.mark.slow

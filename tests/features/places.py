@@ -1,15 +1,29 @@
-"""Shared by the tests of features: two models and folders of images."""
+"""Shared by the tests of features: models and folders of images."""
 
 import pathlib
 
 import numpy as np
 import PIL.Image
+import sklearn.datasets
 
 import keras_vit
 from keras_vit import ViTConfig
-from tests.support import randomize
+from tests.support import encoded, randomize
 
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+WIDER = ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
+
+
+def digit_images(count: int) -> np.ndarray:
+    """The first of scikit-learn's handwritten digits, (n, 8, 8, 1) uint8."""
+    return np.minimum(sklearn.datasets.load_digits().images[:count, ..., None] * 16, 255).astype(np.uint8)
+
+
+def write_images(folder: pathlib.Path, images: np.ndarray) -> None:
+    """Write images into a new folder, as 000.png and so on."""
+    folder.mkdir(parents=True)
+    for number, image in enumerate(images):
+        (folder / f"{number:03}.png").write_bytes(encoded(image.squeeze(-1) if image.shape[-1] == 1 else image))
 
 
 def image_place(place: pathlib.Path) -> pathlib.Path:

@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 import sklearn.datasets
-import tensorflow as tf
 
 import keras_vit
+from tests.features.places import WIDER, digit_images, write_images
 from tests.support import randomize
 from training import label_next
 from training.features.active_learning import choose, head_probabilities, worth
@@ -22,13 +22,13 @@ def digits_features() -> Features:
     return Features(values.astype(np.float32), labels)
 
 
-def accuracy_after(chosen, digits: Features, rounds: int, count: int) -> float:
-    """The accuracy on the last 800 images of a head fitted to what `chosen(known, free)` takes in some rounds."""
-    known = np.zeros(0, np.int64)
+def accuracy_after(chosen, rounds: int) -> float:
+    """The accuracy on the last 800 images of a head fitted to the 20 that `chosen(known, free)` takes in each round."""
+    digits, known = digits_features(), np.zeros(0, np.int64)
     for _ in range(rounds):
         free = np.setdiff1d(np.arange(len(digits.labels) - 800), known)
         known = np.concatenate([known, free[chosen(known, free)]])
-    assert len(known) == rounds * count
+    assert len(known) == rounds * 20
     classes, probabilities = head_probabilities(digits.take(known), digits.values[-800:])
     return float(np.mean(classes[probabilities.argmax(axis=1)] == digits.labels[-800:]))
 
@@ -36,31 +36,21 @@ def accuracy_after(chosen, digits: Features, rounds: int, count: int) -> float:
 def test_chosen_images_teach_more_than_random_ones():
     digits, rng = digits_features(), np.random.default_rng(0)
     for rounds in (2, 6):  # with few labels, and with more
-        ours = accuracy_after(
-            lambda known, free: choose(digits.take(known), digits.values[free], 20).rows, digits, rounds, 20
-        )
-        random = [
-            accuracy_after(lambda _, free: rng.choice(len(free), 20, replace=False), digits, rounds, 20)
-            for _ in range(5)
-        ]
+        ours = accuracy_after(lambda known, free: choose(digits.take(known), digits.values[free], 20).rows, rounds)
+        random = [accuracy_after(lambda _, free: rng.choice(len(free), 20, replace=False), rounds) for _ in range(5)]
         assert ours > np.mean(random) + 0.01
 
 
-def test_of_copies_one_is_chosen_and_none_of_a_labelled_image():
+def test_of_copies_one_is_chosen_none_of_a_labelled_image_and_without_labels_typical_ones():
     digits = digits_features()
     unlabelled = np.concatenate([np.repeat(digits.values[100:110], 5, axis=0), digits.values[:20]])
     for few in (4, 20):  # of typical images, and of unsure ones
         choice = choose(digits.take(np.arange(few)), unlabelled, 15)
         assert len({*(choice.rows[choice.rows < 50] // 5)}) == len(choice.rows[choice.rows < 50])
         assert not {*choice.rows} & {*range(50, 50 + few)}
-
-
-def test_without_a_label_typical_images_are_chosen():
-    digits = digits_features()
-    choice = choose(digits.take(np.arange(0)), digits.values[:200], 10)
-    assert choice.typical
-    assert len(choice.rows) == 10
-    assert (choice.suggested == -1).all()
+    without_labels = choose(digits.take(np.arange(0)), digits.values[:200], 10)
+    assert (without_labels.typical, len(without_labels.rows)) == (True, 10)
+    assert (without_labels.suggested == -1).all()
 
 
 def test_more_labels_are_worth_something_until_they_are_not():
@@ -75,15 +65,12 @@ def test_more_labels_are_worth_something_until_they_are_not():
 def test_the_command_writes_a_list_and_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("training.features.active_learning._DRAWS", 2)
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
-    digits = sklearn.datasets.load_digits()
-    for number in range(120):
-        folder = tmp_path / ("labelled" if number < 80 else "new") / (str(digits.target[number]) if number < 80 else "")
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.minimum(digits.images[number][..., None] * 16, 255).astype(np.uint8)
-        (folder / f"{number:03}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    images, labels = digit_images(120), digits_features().labels[:80]
+    for label in range(10):
+        write_images(tmp_path / "labelled" / str(label), images[:80][labels == label])
+    write_images(tmp_path / "new", images[80:])
     (tmp_path / "new" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
-    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
-    model = randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=None))
+    model = randomize(keras_vit.build(WIDER, image_size=8, channels=1, num_classes=None))
     model.save(tmp_path / "backbone.keras")
     arguments = ["--checkpoint", str(tmp_path / "backbone.keras"), "--data", f"folder:{tmp_path / 'labelled'}"]
     output = tmp_path / "next"

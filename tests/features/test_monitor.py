@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-import sklearn.datasets
 import tensorflow as tf
 
 import keras_vit
@@ -21,6 +20,7 @@ from export.source import open_model
 from keras_vit import UserError
 from keras_vit.run import MONITOR, Run
 from keras_vit.scores import features_and_logits
+from tests.features.places import WIDER, digit_images, write_images
 from tests.support import randomize
 from training import monitor
 from training.features.drift import compare, read_summary, summarize
@@ -126,22 +126,14 @@ def _run(tmp_path_factory) -> pathlib.Path:
     """A run of handwritten digits with random weights, and its summary."""
     run = Run.at(tmp_path_factory.mktemp("monitor") / "run")
     run.start({"source": {"data": "digits"}, "recipe": {"loss": "softmax"}}, tuple("0123456789"))
-    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
-    run.save_model(randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10)))
+    run.save_model(randomize(keras_vit.build(WIDER, image_size=8, channels=1, num_classes=10)))
     monitor.main(["--run", str(run.path)])
     return run.path
 
 
-def digit_images() -> np.ndarray:
-    return np.minimum(sklearn.datasets.load_digits().images[:50, ..., None] * 16, 255).astype(np.uint8)
-
-
 def test_the_command_tells_inverted_digits_from_others(run, tmp_path, capsys):
-    for name in ("same", "inverted"):
-        (tmp_path / name).mkdir()
-        for number, image in enumerate(digit_images()):
-            pixels = 255 - image if name == "inverted" else image
-            (tmp_path / name / f"{number:02}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    write_images(tmp_path / "same", digit_images(50))
+    write_images(tmp_path / "inverted", 255 - digit_images(50))
     page, metrics = tmp_path / "moved.html", tmp_path / "monitor.prom"
     monitor.main(["--run", str(run), str(tmp_path / "same"), "--metrics", str(metrics)])
     assert f'keras_vit_drift_alarm{{run="{run}"}} 0\n' in metrics.read_text()
@@ -160,7 +152,7 @@ def test_saved_features_are_compared_with_the_summary_beside_an_export(run, tmp_
     (version / "saved_model.pb").touch()
     write_beside(version / "assets.extra", open_model(open_run(options), options).origin)
     opened = Run.open(run)
-    inside = features_and_logits(opened.model).predict_on_batch(opened.preprocessing.normalize(digit_images()))
+    inside = features_and_logits(opened.model).predict_on_batch(opened.preprocessing.normalize(digit_images(50)))
     arrays = {"features": inside["pre_logits"], "probabilities": scipy.special.softmax(inside["logits"], axis=-1)}
     np.savez(tmp_path / "today.npz", **arrays)
     monitor.main(["--run", str(version), str(tmp_path / "today.npz")])
@@ -182,7 +174,7 @@ def test_an_export_carries_the_summary_for_the_features_that_it_serves(run, tmp_
     saved_model.main(["--run", str(run), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
     served = tf.saved_model.load(str(version)).signatures
-    images = digit_images()
+    images = digit_images(50)
     features = served["features"](image_bytes=tf.stack([tf.io.encode_png(image) for image in images]))["features"]
     probabilities = served["image_tensor_uint8"](image=tf.constant(images))["probabilities"]
     np.savez(tmp_path / "today.npz", features=features, probabilities=probabilities)
@@ -190,18 +182,10 @@ def test_an_export_carries_the_summary_for_the_features_that_it_serves(run, tmp_
     assert "No alarm" in capsys.readouterr().out
 
 
-def test_a_model_for_several_classes_an_image_is_refused(run, tmp_path):
-    shutil.copytree(run, tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    config["settings"]["recipe"] = {"loss": "multi-label"}
+@pytest.mark.parametrize("settings", [{"source": {"data": "digits"}, "recipe": {"loss": "multi-label"}}, {}])
+def test_a_run_for_several_classes_an_image_or_without_data_is_refused(settings, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(MONITOR))
+    config = json.loads((run / "config.json").read_text()) | {"settings": settings}
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="one class each"):
+    with pytest.raises(UserError, match="a run for images of one class each and its --data"):
         monitor.main(["--run", str(tmp_path / "run")])
-
-
-def test_a_run_without_data_asks_for_them(run, tmp_path):
-    (run / MONITOR).rename(tmp_path / MONITOR)
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "settings": {}}))
-    with pytest.raises(UserError, match="--data"):
-        monitor.main(["--run", str(run)])

@@ -112,11 +112,6 @@ def test_the_usual_numbers_of_shots_that_every_class_has_are_run(capsys):
         shots_that_fit(np.zeros(30, int), ("ant", "bee"))
 
 
-def test_features_that_are_no_numbers_are_refused():
-    with pytest.raises(UserError, match="features of 2 of 3 images are not finite numbers"):
-        Features(np.array([[0.0, np.nan], [0.0, 1.0], [np.inf, 1.0]]), np.arange(3))
-
-
 def test_nearest_neighbors_vote_as_scikit_learns(clusters):
     train, evaluation = clusters
     rows = nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(1, 20), temperature=0.07)
@@ -162,14 +157,14 @@ def test_the_attentive_probe_computes_what_aim_does():
 
 def test_the_attentive_probe_tells_apart_what_one_patch_shows():
     """One token in sixteen, anywhere, has the class; beside others like it, which their key gives away."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, 500)
-    tokens = rng.normal(size=(500, 16, 8)).astype(np.float32)
-    tokens[..., 0], tokens[..., 1] = 4.0 * rng.choice([-1.0, 1.0], (500, 16)), 0.0
-    place = (np.arange(500), rng.integers(0, 16, 500))
+    rng, count = np.random.default_rng(0), 500
+    labels = rng.integers(0, 2, count)
+    tokens = rng.normal(size=(count, 16, 8)).astype(np.float32)
+    tokens[..., 0], tokens[..., 1] = 4.0 * rng.choice([-1.0, 1.0], (count, 16)), 0.0
+    place = (np.arange(count), rng.integers(0, 16, count))
     tokens[(*place, 0)] = 4.0 * (2.0 * labels - 1.0)
     tokens[(*place, 1)] = 4.0
-    model = attentive.fit_attentive(tokens[:400], labels[:400], 2, num_heads=2, epochs=40)
+    model = attentive.fit_attentive(tokens[:400], labels[:400], 2, num_heads=2, epochs=25)
     right = np.argmax(model.predict(tokens[400:], verbose=0), axis=-1) == labels[400:]
     train, evaluation = (Features(tokens[rows].mean(axis=1), labels[rows]) for rows in (slice(400), slice(400, None)))
     linear, _ = linear_models.fit_probe(train, (1.0,))
@@ -308,6 +303,15 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path):
     one = dataclasses.replace(digits(), train=known.take(np.flatnonzero(known.labels == 0)))
     with pytest.raises(UserError, match="The training data have one class, '0'; at least two are needed"):
         linear_models.fewshot(*_opened(FewshotOptions, run.path, tmp_path, one))
+    with pytest.raises(UserError, match="features of 2 of 3 images are not finite numbers"):
+        Features(np.array([[0.0, np.nan], [0.0, 1.0], [np.inf, 1.0]]), np.arange(3))
+    with pytest.raises(UserError, match="--random-weights applies only to measurements"):
+        LinearProbeOptions(run="x", source=DataOptions("digits"), workdir="y", random_weights=True)
+    tokens = keras_vit.build(dataclasses.replace(CONFIG, classifier="unpooled"), image_size=8, num_classes=0)
+    resnet = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
+    for model, features in ((tokens, "pre_logits"), (resnet, "token"), (resnet, "patches")):
+        with pytest.raises(UserError, match=f"no features {features}"):
+            extraction.feature_model(model, features)
 
 
 def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
@@ -320,19 +324,9 @@ def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
         probes.open_features(*opened)
 
 
-def test_a_model_of_tokens_has_no_features_of_an_image():
-    config = dataclasses.replace(CONFIG, classifier="unpooled")
-    model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
-    with pytest.raises(UserError, match="no features pre_logits"):
-        extraction.feature_model(model)
-
-
 @pytest.mark.parametrize(
     "config",
-    [
-        pytest.param(CONFIG, marks=pytest.mark.slow),
-        dataclasses.replace(CONFIG, num_registers=2, classifier="gap"),
-    ],
+    [pytest.param(CONFIG, marks=pytest.mark.slow), dataclasses.replace(CONFIG, num_registers=2, classifier="gap")],
 )
 def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, run, tmp_path):
     model = model_of_digits(config)
@@ -351,13 +345,6 @@ def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, ru
     if not config.has_class_token:
         with pytest.raises(UserError, match="no features both"):
             probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, features="both"))
-
-
-def test_a_resnet_has_no_tokens_to_probe():
-    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
-    for features in ("token", "patches"):
-        with pytest.raises(UserError, match=f"no features {features}"):
-            extraction.feature_model(model, features)
 
 
 @pytest.mark.parametrize(
@@ -418,11 +405,6 @@ def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(ru
     assert all(workdir in line for line in shown)
     with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
         linear_probe.main([*arguments, "--workdir", workdir])
-
-
-def test_a_probe_of_random_weights_is_no_run():
-    with pytest.raises(UserError, match="--random-weights applies only to measurements"):
-        LinearProbeOptions(run="x", source=DataOptions("digits"), workdir="y", random_weights=True)
 
 
 def test_folds_measure_all_images_and_keep_copies_together(clusters):

@@ -64,10 +64,8 @@ def test_labels_are_found_as_well_as_by_cleanlab_on_the_same_probabilities(seed)
     filters = pytest.importorskip("cleanlab.filter", reason="cleanlab is not installed")
     values, labels, wrong = blobs(seed)
     probabilities = out_of_fold_probabilities(values, labels, np.arange(600), 6, findings.HEAD_C)
-    ours, theirs = (
-        suspicious_labels(labels, probabilities),
-        np.flatnonzero(filters.find_label_issues(labels, probabilities)),
-    )
+    ours = suspicious_labels(labels, probabilities)
+    theirs = np.flatnonzero(filters.find_label_issues(labels, probabilities))
     assert len({*ours} ^ {*theirs}) <= 0.1 * len(theirs)
     assert wrong[ours].mean() >= wrong[theirs].mean() - 0.02
 
@@ -148,9 +146,8 @@ def test_a_person_decides_on_the_page_and_saves_the_file(tmp_path, width):
     with open_browser() as page:
         page.open((tmp_path / "review.html").as_uri(), width)
         assert page.overflow() <= 0
-        page.evaluate(
-            "window.saved = ''; URL.createObjectURL = blob => { blob.text().then(text => saved = text); return '#'; }"
-        )
+        keep = "blob => { blob.text().then(text => saved = text); return '#'; }"
+        page.evaluate(f"window.saved = ''; URL.createObjectURL = {keep}")
         page.evaluate("document.querySelector('.card[data-row] input[value=drop]').click()")
         page.evaluate("document.getElementById('save').click()")
         page.wait_for("saved")

@@ -27,7 +27,7 @@ TINY = keras_vit.ViTConfig(
 )
 RECIPE = dataclasses.replace(
     EOMT, image_size=(SIDE, SIDE), batch_size=8, steps=6, num_queries=6, num_blocks=2,
-    schedule=Schedule("polynomial", 2), learning_rate=1e-3, ema_decay=0.9,
+    schedule=Schedule("polynomial", 2), learning_rate=1e-3, ema_decay=0.9, color_jitter=0.0,
 )  # fmt: skip
 SMALL_LINEAR = dataclasses.replace(LINEAR, image_size=(SIDE, SIDE), batch_size=8, steps=6)
 RECIPES = {"eomt": RECIPE, "linear": SMALL_LINEAR}

@@ -28,24 +28,20 @@ ADAMW = dataclasses.replace(
     clip_norm=0.5, ema_decay=0.9,
 )  # fmt: skip
 SGD = dataclasses.replace(ADAMW, optimizer="sgd", loss="sigmoid", learning_rate=0.05, accumulation=2, layer_decay=0.8)
-MUON = dataclasses.replace(ADAMW, optimizer="muon")
 CASES = {
-    "adamw": (ADAMW, Execution()),
-    "sgd": (SGD, Execution()),
-    "muon": (MUON, Execution()),
-    "remat": (ADAMW, Execution(remat=True)),
-    "distilled": (ADAMW, Execution()),
-    "sharpness": (dataclasses.replace(ADAMW, sharpness_radius=0.2), Execution()),
-    "features": (dataclasses.replace(ADAMW, label_smoothing=0.0), Execution()),
+    "adamw": ADAMW,
+    "sgd": SGD,
+    "muon": dataclasses.replace(ADAMW, optimizer="muon"),
+    "remat": ADAMW,
+    "distilled": ADAMW,
+    "sharpness": dataclasses.replace(ADAMW, sharpness_radius=0.2),
+    "features": dataclasses.replace(ADAMW, label_smoothing=0.0),
     # Of one other size, and of nothing, because each backend draws its own random numbers.
-    "patch-sizes": (dataclasses.replace(ADAMW, patch_sizes=(2,)), Execution()),
-    "patch-dropout": (dataclasses.replace(ADAMW, patch_dropout=0.01), Execution()),
-    "self-distillation": (
-        dataclasses.replace(
-            ADAMW, target="self-distillation", prototypes=12, head_width=16, local_crops=2, local_size=4,
-            label_smoothing=0.0, accumulation=2,
-        ),
-        Execution(),
+    "patch-sizes": dataclasses.replace(ADAMW, patch_sizes=(2,)),
+    "patch-dropout": dataclasses.replace(ADAMW, patch_dropout=0.01),
+    "self-distillation": dataclasses.replace(
+        ADAMW, target="self-distillation", prototypes=12, head_width=16, local_crops=2, local_size=4,
+        label_smoothing=0.0, accumulation=2,
     ),
 }  # fmt: skip
 
@@ -54,7 +50,7 @@ def train(
     case: str, state: dict[str, np.ndarray] | None, model_parallel: int = 1, *, shard_weights: bool = False
 ) -> dict[str, np.ndarray]:
     """Train from a state or random weights; return it, the loss of each step and of the average, and the end."""
-    recipe, execution = CASES[case]
+    recipe, execution = CASES[case], Execution(remat=case == "remat")
     if case == "distilled":
         recipe = dataclasses.replace(recipe, teacher=_teacher(), temperature=2.0)
     if case == "features":

@@ -52,13 +52,6 @@ def test_a_state_of_other_rules_is_not_continued(tmp_path, monkeypatch):
     assert checkpoints.restore(tmp_path, {"w": weight}) == (12, {"records": [12]})
 
 
-def test_when_no_state_is_whole_the_run_does_not_begin_anew_by_itself(tmp_path):
-    save(tmp_path, 5)
-    next(tmp_path.iterdir()).write_bytes(b"")
-    with pytest.raises(UserError, match="are damaged, so the run cannot continue"):
-        checkpoints.load_latest(tmp_path)
-
-
 def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
     save(tmp_path, 5)
 
@@ -69,7 +62,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
     assert checkpoints.load_latest(tmp_path)[0] == 5
 
 
-def test_a_state_of_another_run_of_the_same_settings_is_not_believed(tmp_path):
+def test_a_state_of_another_run_is_not_believed_and_without_a_whole_one_no_run_begins_anew_by_itself(tmp_path):
     here, there = Run.at(tmp_path / "here"), Run.at(tmp_path / "there")
     for run in (here, there):
         run.start({"epochs": 3}, ("ant", "bee"))

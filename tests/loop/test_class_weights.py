@@ -13,7 +13,7 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.files.keras_model import load_model
 from tests.loop.test_trainer import TINY, batches, flat, trainer
-from tests.support import randomize, replaced
+from tests.support import others_slow, randomize, replaced
 from training import pretrain
 from training.data.dataset import Split, class_weights
 from training.data.sources import array_split, open_source
@@ -41,13 +41,10 @@ def test_labels_that_are_not_known_give_no_weights():
         class_weights(Split(3, images_of([0, 1, 2]).read), 3)
 
 
-@pytest.mark.parametrize(
-    ("loss", "accumulation"),
-    [
-        ("softmax", 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("softmax", 2), ("sigmoid", 1), ("sigmoid", 2))),
-    ],
-)
+CASES = [("softmax", 1), ("softmax", 2), ("sigmoid", 1), ("sigmoid", 2)]
+
+
+@pytest.mark.parametrize(("loss", "accumulation"), others_slow(CASES, ("softmax", 1)))
 def test_steps_and_loss_are_those_of_fit_with_class_weight(loss, accumulation):
     weights = np.array([0.5, 3.0, 1.25], np.float32)
     keras.utils.set_random_seed(3)
@@ -57,7 +54,9 @@ def test_steps_and_loss_are_those_of_fit_with_class_weight(loss, accumulation):
         # Keras takes the mean over the classes, where the objective takes the sum.
         "sigmoid": lambda y, x: 3.0 * keras.losses.binary_crossentropy(y, x, from_logits=True),
     }[loss]
-    stock.compile(keras.optimizers.SGD(0.1, momentum=0.9), of_logits, metrics=["categorical_accuracy"])
+    stock.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), of_logits, metrics=["categorical_accuracy"], jit_compile=False
+    )
     history = stock.fit(batches(3), class_weight=dict(enumerate(weights)), shuffle=False, verbose=0).history
     ours = trainer(objective=Classification(loss, class_weights=weights), accumulation=accumulation)
     logs = [ours.train_on_batch(*batch, return_dict=True) for batch in batches(3)]

@@ -133,9 +133,7 @@ def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
     [
         ("--freeze nonsense", "--freeze nonsense names no layer"),
         ("--teacher r/nothing", "There is no file or folder 'r/nothing'"),
-        ("--remat --patch-dropout 0.5", "cannot be combined with remat"),
         ("--xla on --deterministic", "XLA cannot compile .* --deterministic"),
-        ("--model.position-embedding relative --patch-dropout 0.5", "with positions at its input"),
     ],
 )
 def test_a_dry_run_refuses_what_the_training_refuses(options, words, tmp_path):

@@ -18,9 +18,8 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.run import Run
 from tests.data.test_tar import labeled, write
 from tests.interruptions import Interrupted, assert_ended_alike
-from tests.support import fetched, randomize
-from training.data.pipeline import training_batches
-from training.data.sources import DataOptions, array_split
+from tests.support import fetched, others_slow, randomize
+from training.data.sources import DataOptions
 from training.loop import build, checkpoints
 from training.loop import pretrain as pretraining
 from training.loop.optimizers import LearningRate
@@ -254,17 +253,6 @@ def test_a_diverged_run_is_not_finished(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (14, 2)])
-def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
-    recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
-    run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
-    assert len(run.metrics()) == epochs
-    step, _, arrays = checkpoints.load_latest(run.path / "checkpoints")
-    assert step == arrays["step/00000"].fetch() == steps
-    assert arrays["optimizer/00000"].fetch() == steps  # the optimizer's own count of its updates
-
-
-@pytest.mark.slow
 def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epochs(tmp_path):
     options = arguments(tmp_path / "run", execution=Execution(evaluate_every=8))
     run = pretraining.pretrain(options, "tiny")
@@ -346,15 +334,6 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     assert not np.array_equal(np.array(keras.models.load_model(run.path / "model.keras").trainable_weights[0]), last)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [4, 50])
-def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
-    execution = Execution(steps_per_execution=steps)
-    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
-    assert [record["step"] for record in run.metrics()] == [7, 14, 21]
-    assert_ended_alike(run.path, finished.path)
-
-
 def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_it():
     names = ["cls", "cls_2", "encoderblock_1.query", "encoderblock_1", "encoderblock_10.query"]
     model = keras.Sequential([keras.Input((1,)), *(keras.layers.Dense(1, name=name) for name in names)])
@@ -389,35 +368,14 @@ def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     assert float(trainer.evaluate(weighted, verbose=0, return_dict=True)["loss"]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_tiny_model_fits_one_batch():
-    rng = np.random.default_rng(0)
-    split = array_split(rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8), np.arange(16) % 4, tuple("abcd"))
-    recipe = dataclasses.replace(
-        RECIPE, model=dataclasses.replace(MODEL, dropout_rate=0.0), batch_size=16, shift=0, label_smoothing=0.0,
-        weight_decay=0.0, learning_rate=1e-2,
-    )  # fmt: skip
-    preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
-    model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
-    trainer = build.build_trainer(lambda: model, recipe, 150, execution=Execution())
-    batches = training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
-    history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
-    assert history.history["loss"][0] < 1.0
-    images, labels = next(iter(batches))
-    predicted = model.predict(images, verbose=0)
-    np.testing.assert_array_equal(predicted.argmax(-1), np.argmax(labels, -1))
-
-
 # One of those with the same model: BiT's for three data sets, Table 3's for more epochs.
 DIFFERENT = {(recipe.model, recipe.image_size, recipe.channels): name for name, recipe in RECIPES.items()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if RECIPES[name].image_size != (224, 224) else pytest.param(name, marks=pytest.mark.slow)
-        for name in DIFFERENT.values()
-    ],
-)
+SMALL = [name for name in DIFFERENT.values() if RECIPES[name].image_size != (224, 224)]
+
+
+@pytest.mark.parametrize("name", others_slow(DIFFERENT.values(), *SMALL))
 def test_every_recipe_builds_its_model(name):
     recipe = RECIPES[name]
     # Of its width but of one block, or of one unit per stage: the whole of the largest would take seconds.

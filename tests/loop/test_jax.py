@@ -105,12 +105,14 @@ import sys
 import jax, keras, numpy as np
 import keras_vit
 from keras_vit import ViTConfig
+from keras_vit.models import gpu
 from keras_vit.models.config import SegmentationConfig
 from keras_vit.models.blueprint import Blueprint
 from training.loop.devices import kernels
 from training.loop.trainer import segments
 
 kernels.runs_on_cudnn = lambda dtype, width: True
+kernels.padded_attention = lambda num_tokens: gpu.padded_attention(num_tokens, "xla")
 options = {"patch_size": 4, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "mlp_dim": 24}
 for changes in (
     {}, {"classifier": "gap", "layer_scale": 0.5}, {"classifier": "map"},
@@ -121,7 +123,7 @@ for changes in (
     for weight in network.weights:
         if "seed" not in weight.name:
             weight.assign(rng.normal(0.0, 0.3, weight.shape))
-    padded = kernels.with_padded_tokens(network, "xla")
+    padded = kernels.with_padded_tokens(network)
     count = sum(type(layer).__name__ == "_PaddedAttention" for layer in padded.layers)
     if padded is network:
         print("unchanged")
@@ -146,7 +148,7 @@ for changes in (
 # Queries join the tokens before the last block.
 task = SegmentationConfig(2, num_queries=3, num_blocks=1, num_upscale_blocks=1)
 network = Blueprint(ViTConfig(**options), keras_vit.Preprocessing((12, 16)), task=task).build()
-print("unchanged" if kernels.with_padded_tokens(network, "xla") is network else "padded")
+print("unchanged" if kernels.with_padded_tokens(network) is network else "padded")
 """
 
 
@@ -272,17 +274,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_jax_does_not_support_is_refused_in_a_sentence(name, monkeypatch):
+def test_what_jax_does_not_support_is_refused_in_a_sentence_before_keras_is_used(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    options = dataclasses.replace(OPTIONS, **REFUSED[name])
-    with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax"):
-        prepare_backend(options)
-
-
-def test_the_command_refuses_before_keras_is_used(monkeypatch, tmp_path):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    workdir = tmp_path / "run"
+    for name, fields in REFUSED.items():
+        with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax"):
+            prepare_backend(dataclasses.replace(OPTIONS, **fields))
     with pytest.raises(UserError, match="^--xla off is not supported"):
-        pretrain.main(["digits", "--data", "digits", "--workdir", str(workdir), "--xla", "off"])
-    assert not workdir.exists()
+        pretrain.main(["digits", "--data", "digits", "--workdir", str(tmp_path / "run"), "--xla", "off"])
+    assert not [*tmp_path.iterdir()]

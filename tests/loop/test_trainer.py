@@ -12,7 +12,7 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
 from keras_vit.models.attention import DotProductAttention, chunk_long_attention
 from keras_vit.models.build import dtype_policy
-from tests.support import randomize
+from tests.support import others_slow, randomize
 from training.loop.build import build_trainer
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import Trainer
@@ -153,14 +153,10 @@ def test_a_step_that_overflows_float16_is_left_out(kind):
     assert not np.array_equal(flat(ours.network.trainable_variables), before)
 
 
-@pytest.mark.parametrize(
-    ("family", "image_size", "batch_size"),
-    [
-        ("map, dropout", 16, 8),
-        *(pytest.param(family, 16, 8, marks=pytest.mark.slow) for family in ("axial", "hybrid", "bit")),
-        pytest.param("token", 132, 1, marks=pytest.mark.slow),  # attention in chunks
-    ],
-)
+TWICE = [*((family, 16, 8) for family in ("map, dropout", "axial", "hybrid", "bit")), ("token", 132, 1)]  # in chunks
+
+
+@pytest.mark.parametrize(("family", "image_size", "batch_size"), others_slow(TWICE, ("map, dropout", 16, 8)))
 def test_what_is_computed_twice_gives_the_same_step(family, image_size, batch_size, monkeypatch):
     monkeypatch.setattr("training.loop.devices.kernels.on_cpu", lambda: False)  # whose form takes seconds to compile
     options = {"rate": 0.5, "image_size": image_size, "batch_size": batch_size}
@@ -197,13 +193,7 @@ def test_jax_keeps_its_fused_attention_when_blocks_are_computed_twice(on_jax):
     assert {layer.queries_at_a_time for layer in model.layers if isinstance(layer, DotProductAttention)} == {None}
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "token",
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("map, dropout", "relative positions", "hybrid")),
-    ],
-)
+@pytest.mark.parametrize("family", others_slow(["token", "map, dropout", "relative positions", "hybrid"], "token"))
 def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
     ends = {}
     for form, on_cpu in (("layers", False), ("fused", True)):

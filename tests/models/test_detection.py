@@ -163,10 +163,7 @@ def test_a_config_of_another_detector_is_refused(change, sentence, tmp_path):
         keras_vit.from_checkpoint(changed_folder(TASKS / "hf_owlv2", tmp_path / "x", **fields))
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["box_head.dense1.weight", "objectness_head.dense2.bias"],
-)
+@pytest.mark.parametrize("key", ["box_head.dense1.weight", "objectness_head.dense2.bias"])
 def test_an_incomplete_detector_is_refused(key, tmp_path):
     with pytest.raises(UserError, match="missing keys"):
         keras_vit.from_checkpoint(changed_folder(TASKS / "hf_owlv2", tmp_path / "x", without=key))

@@ -15,15 +15,7 @@ from keras_vit import UserError
 from keras_vit.images.files import Image, Samples
 from keras_vit.inspection import inspect
 from tests.exports import saved_model_of, tflite_of
-from tests.support import (
-    FIXTURES,
-    TINY,
-    TINY_IMAGE,
-    assert_equal_arrays,
-    assert_equal_weights,
-    others_slow,
-    randomize,
-)
+from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights, others_slow, randomize
 from training.loop.devices.kernels import with_cpu_kernels
 
 MODERN = FIXTURES / "modern"

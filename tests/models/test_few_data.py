@@ -57,19 +57,6 @@ def test_sequence_pooling_is_the_mean_with_the_softmax_of_the_logits():
     np.testing.assert_allclose(WeightedMean()(tokens, logits), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"stem": ShiftedPatches(4)}, "Shifted patches have their own size; give patch_size 1 instead of"),
-        ({"locality_attention": True, "position_embedding": "relative"}, "Locality self-attention is for"),
-        ({"classifier": "sequence", "num_registers": 2}, "Classifier 'sequence' reads all tokens"),
-    ],
-)
-def test_what_does_not_fit_together_is_one_sentence(changes, words):
-    with pytest.raises(UserError, match=words):
-        dataclasses.replace(TINY, **changes)
-
-
 def test_sizes_and_channels_that_shifted_patches_do_not_take_are_refused():
     config = dataclasses.replace(TINY, patch_size=1, stem=ShiftedPatches(3))
     with pytest.raises(UserError, match="image height must be a multiple of the patch height 3, but is 25"):

@@ -176,11 +176,32 @@ def test_the_nearest_name_has_the_family_size_and_patch(name, first):
         ({"classifier": "gap", "norm_after_pooling": True, "final_norm": False}, "norm_after_pooling places the last"),
         ({"norm_after_pooling": True}, "belongs to the classifier 'gap'"),
         ({"stem": keras_vit.ResNetConfig((1,))}, "in front of a hybrid is post-activation"),
+        ({"stem": keras_vit.ShiftedPatches(4)}, "Shifted patches have their own size; give patch_size 1 instead of"),
+        ({"locality_attention": True, "position_embedding": "relative"}, "Locality self-attention is for"),
+        ({"classifier": "sequence", "num_registers": 2}, "Classifier 'sequence' reads all tokens"),
     ],
 )
 def test_an_impossible_configuration_is_refused(fields, words):
     with pytest.raises(UserError, match=words):
         dataclasses.replace(TINY, **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ResNetConfig, {"block_units": (0,)}),
+        (ResNetConfig, {"block_units": (1,), "num_groups": 0}),
+        (ResNetConfig, {"block_units": (1,), "root_channels": 2, "stage_channels": (10,), "num_groups": 2}),
+        (ResNetConfig, {"block_units": (1, 1), "stage_channels": (64,)}),
+        (ResNetConfig, {"block_units": (1,), "axial_heads": 2}),
+        (ResNetConfig, {"block_units": (1,), "variance_epsilon": float("nan")}),
+        (keras_vit.ConvStem, {"channels": (4,), "kernel_sizes": (2,), "strides": (2,)}),
+        (keras_vit.ConvStem, {"channels": (4,), "kernel_sizes": (3,), "strides": (0,)}),
+    ],
+)
+def test_an_impossible_resnet_or_stem_is_refused(kind, fields):
+    with pytest.raises(UserError):
+        kind(**fields)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from tests.support import randomize
+from tests.support import others_slow, randomize
 from training.loop import build
 from training.loop.trainer import Trainer
 from training.objectives.objective import Classification
@@ -74,10 +74,7 @@ def test_dropped_patches_are_computed_by_no_block():
     np.testing.assert_allclose(every(images, training=True), network(images), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("remat", "accumulation"),
-    [pytest.param(False, 1, marks=pytest.mark.slow), (True, 1), pytest.param(False, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("remat", "accumulation"), others_slow([(False, 1), (True, 1), (False, 2)], (True, 1)))
 def test_sam_takes_the_gradient_uphill(remat, accumulation):
     recipe = dataclasses.replace(
         find_recipe("digits"),

@@ -32,7 +32,8 @@ from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.inspection import Image
 from keras_vit.run import Run
 from keras_vit.scores import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
-from tests.support import randomize
+from tests.features.places import WIDER, digit_images
+from tests.support import encoded, randomize
 from training import evaluate, linear_probe, predict, unknown
 from training.data.sources import open_source
 from training.options.common import DataOptions
@@ -100,17 +101,15 @@ def test_the_threshold_of_rounded_weights_leaves_as_many_images_unknown_as_the_m
 
 
 def digits_samples(count: int) -> Samples:
-    digits = sklearn.datasets.load_digits()
-    images = np.minimum(digits.images[:count, ..., None] * 16, 255).astype(np.uint8)
-    return Samples(tuple(tf.io.encode_png(image).numpy() for image in images), digits.target[:count])
+    labels = sklearn.datasets.load_digits().target[:count]
+    return Samples(tuple(encoded(image[..., 0]) for image in digit_images(count)), labels)
 
 
 @pytest.fixture(name="run", scope="module")
 def _run(tmp_path_factory) -> pathlib.Path:
     """A run of handwritten digits with random weights, and its score."""
     folder = tmp_path_factory.mktemp("run")
-    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
-    randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10)).save(folder / "model.keras")
+    randomize(keras_vit.build(WIDER, image_size=8, channels=1, num_classes=10)).save(folder / "model.keras")
     (folder / "labels.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
     (folder / "config.json").write_text(json.dumps({"settings": {"recipe": {"loss": "softmax"}}}))
     digits_samples(20).save(folder / SAMPLES)
@@ -147,8 +146,7 @@ def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path, monk
 
 def exported_of(kind: UnknownKind, samples: Samples) -> ExportedModel:
     """A model with uneven channels before its head, and a score of a kind."""
-    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
-    model = randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10))
+    model = randomize(keras_vit.build(WIDER, image_size=8, channels=1, num_classes=10))
     norm = model.get_layer("Transformer.encoder_norm")
     scale, center = norm.get_weights()
     scale[::8] *= 50.0

@@ -67,12 +67,9 @@ def test_fine_tuning_is_that_of_table_4(name, steps, rates):
     assert (recipe.steps, recipe.batch_size, recipe.optimizer, recipe.weight_decay) == (steps, 512, "sgd", 0.0)
     assert recipe.learning_rate in rates
     assert (recipe.schedule.decay, recipe.clip_norm, recipe.image_size) == ("cosine", 1.0, (384, 384))
-
-
-def test_fine_tuning_as_in_table_2_averages_the_weights():
-    for side in (512, 518):
-        recipe = FINETUNE_RECIPES[f"vit-finetune-imagenet-{side}"]
-        assert (recipe.image_size, recipe.ema_decay) == ((side, side), 0.9999)
+    for side in (512, 518) if name == "imagenet" else ():  # Table 2 averages the weights
+        larger = FINETUNE_RECIPES[f"vit-finetune-imagenet-{side}"]
+        assert larger == dataclasses.replace(recipe, image_size=(side, side), ema_decay=0.9999)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +114,7 @@ def test_the_28_settings_of_augreg(augmentation, data):
 
 @pytest.mark.parametrize(
     ("data", "choices"),
-    [
-        ("i1k", "light1 medium1 medium2 medium2 medium2 medium2"),
-        ("i21k", "none none light1 light2 light2 medium2"),
-    ],
+    [("i1k", "light1 medium1 medium2 medium2 medium2 medium2"), ("i21k", "none none light1 light2 light2 medium2")],
 )
 def test_each_model_of_augreg_has_big_visions_choice(data, choices):
     for model, augmentation in zip(("ti16", "s32", "s16", "b32", "b16", "l16"), choices.split(), strict=True):
@@ -171,19 +165,12 @@ def test_the_hyperrule_by_the_size_of_the_set(numbers, count, steps, stairs, war
     assert (recipe.learning_rate, recipe.batch_size, recipe.optimizer, recipe.weight_decay) == (0.003, 512, "sgd", 0)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "size", "sides"),
-    [
-        ("paper", (95, 97), (160, 128)),
-        ("paper", (96, 96), (448, 384)),
-        ("code", (95, 97), (160, 128)),
-        ("code", (96, 96), (512, 480)),
-    ],
-)
-def test_the_hyperrule_by_the_area_of_the_images(numbers, size, sides):
-    recipe = bit_hyperrule(numbers, 1000, size)
-    assert (recipe.crop_from, *recipe.image_size) == (sides[0], sides[1], sides[1])
-    assert recipe.preprocessing(3).crop_from is None  # tested on the whole square
+@pytest.mark.parametrize(("numbers", "large"), [("paper", (448, 384, 384)), ("code", (512, 480, 480))])
+def test_the_hyperrule_by_the_area_of_the_images(numbers, large):
+    for size, sides in (((95, 97), (160, 128, 128)), ((96, 96), large)):
+        recipe = bit_hyperrule(numbers, 1000, size)
+        assert (recipe.crop_from, *recipe.image_size) == sides
+        assert recipe.preprocessing(3).crop_from is None  # tested on the whole square
 
 
 def test_early_convolutions():
@@ -249,10 +236,8 @@ UNPOOLED = dataclasses.replace(RECIPES["digits"].model, classifier="unpooled")
     ("fields", "sentence"),
     [
         ({"epochs": None}, "needs steps, examples or epochs; give one, such as --epochs 10"),
-        ({"examples": 0}, "examples must be at least 1, but is 0"),
         ({"learning_rate": float("inf")}, "learning-rate must be a finite number, but is inf"),
         ({"schedule": Schedule("linear", linear_end=0.01)}, "must not rise, but linear_end is 0.01 and the peak 0.002"),
-        ({"clip_norm": 0.0}, "clip-norm must be positive, but is 0.0"),
         ({"label_smoothing": 1.0}, r"label-smoothing must be in \[0, 1\)"),
         ({"model": UNPOOLED}, "not the classifier 'unpooled'"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),

@@ -10,12 +10,7 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
 from tests.segmentation.oracle import found_of, oracle
-from training.data.annotations.coco import (
-    PanopticImage,
-    read_coco,
-    read_panoptic,
-    write_panoptic_png,
-)
+from training.data.annotations.coco import PanopticImage, read_coco, read_panoptic, write_panoptic_png
 from training.data.annotations.masks import NONE, segments_of_mask
 from training.segmentation.predict import MaskWriter, predict
 from training.segmentation.segmenter import class_map

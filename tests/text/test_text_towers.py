@@ -10,14 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keras_vit
-from keras_vit.models.build import saved_classes
 from keras_vit.text.checkpoint import open_text
 from tests.support import FIXTURES, changed_folder, loaded
 from tests.text.towers import (
     ALL,
     CLIP,
     LEGACY,
-    OPEN_CLIP,
     SIGLIP,
     TOWERS,
     golden,
@@ -129,70 +127,24 @@ def test_weights_without_their_config_are_one_sentence(tmp_path):
         keras_vit.text_tower(tmp_path / "model.safetensors")
 
 
-def open_clip_folder(folder, **text):
-    """The golden OpenCLIP towers, which transformers wrote, in open_clip's own layout."""
-    arrays = load_file(TOWERS / OPEN_CLIP / "model.safetensors")
-    names = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
-    names["self_attn.out_proj"] = "attn.out_proj"
-    stored = {
-        "logit_scale": arrays["logit_scale"],
-        "text_projection": arrays["text_projection.weight"].T,
-        "token_embedding.weight": arrays["text_model.embeddings.token_embedding.weight"],
-        "positional_embedding": arrays["text_model.embeddings.position_embedding.weight"],
-        "visual.proj": arrays["visual_projection.weight"].T,
-        "visual.class_embedding": arrays["vision_model.embeddings.class_embedding"],
-        "visual.positional_embedding": arrays["vision_model.embeddings.position_embedding.weight"],
-        "visual.conv1.weight": arrays["vision_model.embeddings.patch_embedding.weight"],
-    }
-    for leaf in ("weight", "bias"):
-        stored[f"ln_final.{leaf}"] = arrays[f"text_model.final_layer_norm.{leaf}"]
-        stored[f"visual.ln_pre.{leaf}"] = arrays[f"vision_model.pre_layrnorm.{leaf}"]
-        stored[f"visual.ln_post.{leaf}"] = arrays[f"vision_model.post_layernorm.{leaf}"]
-    for tower, prefix, depth in (("text_model", "", 2), ("vision_model", "visual.", 3)):
-        for layer in range(depth):
-            old, new = f"{tower}.encoder.layers.{layer}", f"{prefix}transformer.resblocks.{layer}"
-            for leaf in ("weight", "bias"):
-                for before, after in names.items():
-                    stored[f"{new}.{after}.{leaf}"] = arrays[f"{old}.{before}.{leaf}"]
-                parts = [arrays[f"{old}.self_attn.{part}_proj.{leaf}"] for part in "qkv"]
-                stored[f"{new}.attn.in_proj_{leaf}"] = np.concatenate(parts)
-    folder.mkdir()
-    save_file(
-        {key: np.ascontiguousarray(array) for key, array in stored.items()}, folder / "open_clip_model.safetensors"
-    )
-    vision = {"image_size": 20, "layers": 3, "width": 48, "head_width": 12, "patch_size": 4, "mlp_ratio": 2.0}
-    sizes = {"context_length": 8, "vocab_size": 50, "width": 32, "heads": 4, "layers": 2, "mlp_ratio": 2.0}
-    model = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": sizes | text}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
-    return folder
+def test_the_config_of_open_clip_tells_what_its_arrays_do_not(tmp_path):
+    shutil.copy(FIXTURES / "brought" / "openai_clip.safetensors", tmp_path / "open_clip_model.safetensors")
+    vision = {"image_size": 12, "layers": 2, "width": 16, "head_width": 8, "patch_size": 4, "mlp_ratio": 2.0}
+    text = {"context_length": 5, "vocab_size": 7, "width": 8, "heads": 2, "layers": 2}
 
+    def write(**settings) -> None:
+        model = {"embed_dim": 6, "quick_gelu": True, "vision_cfg": vision | settings, "text_cfg": text | settings}
+        (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
 
-def test_both_towers_of_open_clips_own_layout_are_read(tmp_path):
-    folder, io = open_clip_folder(tmp_path / "own"), golden(OPEN_CLIP)
-    found = embed(keras_vit.text_tower(folder), io["input_ids"])
-    np.testing.assert_allclose(found, io["text_embeds"], rtol=0, atol=2e-6)
-    images = keras.ops.convert_to_numpy(keras_vit.from_checkpoint(folder)(io["images"]))
-    images /= np.linalg.norm(images, axis=1, keepdims=True)
-    np.testing.assert_allclose(images, io["image_embeds"], rtol=0, atol=2e-6)
-
-
-def test_open_clip_with_a_text_tower_of_its_own_and_the_bias_of_siglip_is_read(tmp_path):
-    def edit(arrays):
-        outside = ("visual.", "logit_scale")
-        named = {key if key.startswith(outside) else f"text.{key}": array for key, array in arrays.items()}
-        return {**named, "logit_bias": np.array([-3.0], np.float32)}
-
-    folder, io = with_arrays(open_clip_folder(tmp_path / "own"), edit), golden(OPEN_CLIP)
-    shutil.copy(with_tokenizer(OPEN_CLIP, tmp_path / "tokens") / "tokenizer.json", folder)
-    model = keras_vit.zero_shot(folder, texts_of(OPEN_CLIP))
-    np.testing.assert_allclose(logits_of(model, io["images"]), io["logits_per_image"] - 3.0, rtol=0, atol=1e-5)
-    assert saved_classes(model).multi_label
-
-
-def test_a_setting_of_open_clip_that_changes_the_computation_is_refused(tmp_path):
-    folder = open_clip_folder(tmp_path / "own", qk_norm=True)
-    with pytest.raises(keras_vit.UserError, match="unsupported qk_norm=True"):
-        keras_vit.text_tower(folder)
+    write()
+    io = np.load(FIXTURES / "brought" / "openai_clip.io.npz")
+    images = logits_of(keras_vit.from_checkpoint(tmp_path), io["images"])
+    np.testing.assert_allclose(images, io["image_embeds"], rtol=1e-4, atol=2e-5)
+    assert keras_vit.text_tower(tmp_path).output_shape == (None, 6)
+    write(qk_norm=True)
+    for read in (keras_vit.from_checkpoint, keras_vit.text_tower):
+        with pytest.raises(keras_vit.UserError, match="unsupported qk_norm=True"):
+            read(tmp_path)
 
 
 def big_vision_file(path):

@@ -88,10 +88,7 @@ def check_objects(images: Sequence[BoxedImage]) -> None:
 
 
 def _documents(labels: Sequence[str], images: Sequence[BoxedImage], detections: Sequence[Objects]) -> tuple[dict, dict]:
-    """Truth and detections in COCO's format, in the order of the ids of the images, which decides between equal scores.
-
-    Objects have ids in the order of the boxes.
-    """
+    """Truth and detections in COCO's format, in the order of the images' ids, which decides between equal scores."""
     order = sorted(range(len(images)), key=lambda number: images[number].id)
     truth = [[_annotation(box) for box in images[number].boxes] for number in order]
     return coco_document(labels, truth), coco_document(labels, [detections[number].annotations() for number in order])
@@ -159,10 +156,8 @@ def _page(detector: Detector, images: Sequence[BoxedImage], detections: Sequence
 def voc_average_precision(images: Sequence[BoxedImage], detections: Sequence[Objects], num_classes: int) -> float:
     """Return the mean over the classes of the area under the curve of precision, at IoU 0.5.
 
-    Source: `VOCevaldet.m` and `VOCap.m` of the development kit of VOC 2010 and later.
-
-    A detection belongs to the object that it overlaps most. Difficult objects count neither as found nor as missed.
-    Classes without other objects are left out; at least one must have some.
+    As `VOCevaldet.m` and `VOCap.m` of the development kit of VOC 2010 and later: a detection belongs to the object that
+    it overlaps most; difficult objects count neither as found nor as missed; classes without others are left out.
     """
     return float(np.nanmean([_of_class(images, detections, label) for label in range(num_classes)]))
 
@@ -171,12 +166,11 @@ def _of_class(images: Sequence[BoxedImage], detections: Sequence[Objects], label
     count, scores, hits = 0, list[float](), list[bool]()
     for image, objects in zip(images, detections, strict=True):
         boxes = [box for box in image.boxes if box.label == label]
+        own = objects.classes == label
         count += sum(not box.is_difficult for box in boxes)
-        overlaps = _overlaps(
-            objects.corners[objects.classes == label], np.array([box.corners for box in boxes]).reshape(-1, 4)
-        )
+        overlaps = _overlaps(objects.corners[own], np.array([box.corners for box in boxes]).reshape(-1, 4))
         taken: set[int] = set()
-        for row, score in zip(overlaps, objects.scores[objects.classes == label].tolist(), strict=True):
+        for row, score in zip(overlaps, objects.scores[own].tolist(), strict=True):
             best = int(row.argmax()) if len(row) and row.max() >= _LEAST_OVERLAP else None
             if best is not None and boxes[best].is_difficult:
                 continue

@@ -46,17 +46,18 @@ def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> Run:
     check_objects(data.evaluation)  # which are measured after the training
     backbone = Run.open(options.checkpoint, image_size=options.recipe.image_size)
 
-    def make_model(num_classes: int) -> keras.Model:
-        return detector_to_train(backbone, data.labels, options)
-
     if not options.dry_run and not (options.directory / MODEL).is_file():
         _print_time(backbone.model, options.recipe, len(data.train))
     run = run_training(
-        options, setup, make_model, command="detect", recipe_name="detect", checkpoint=options.checkpoint
+        options,
+        setup,
+        lambda _: detector_to_train(backbone, data.labels, options),
+        command="detect",
+        recipe_name="detect",
+        checkpoint=options.checkpoint,
     )
     if not options.dry_run:
-        detector = open_detector(Run.open(str(run.path)))
-        evaluate(detector, data.evaluation, data.kind, run.path)
+        evaluate(open_detector(Run.open(str(run.path))), data.evaluation, data.kind, run.path)
     return run
 
 
@@ -117,7 +118,6 @@ def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOp
 
 
 def _print_time(network: keras.Model, recipe: DetectRecipe, num_images: int) -> None:
-    """Say before the training about how long it takes here, from the time of one forward pass."""
     batch_size, steps = recipe.batch_size, recipe.num_steps(num_images)
     images = np.zeros((batch_size, *network.input_shape[1:]), np.float32)
     network.predict_on_batch(images)  # which traces

@@ -19,8 +19,7 @@ from training.evaluation.intervals import draws, of_draws
 _DRAWS = 200  # of the bootstrap over the images
 # Names in the report -> what `COCOeval.stats` has at this place.
 STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar": 8}
-# Of the ten thresholds of IoU, which a metric is the mean over.
-_IOUS = {"ap": slice(None), "ap50": slice(0, 1)}
+_IOUS = {"ap": slice(None), "ap50": slice(0, 1)}  # of the ten thresholds of IoU, which a metric is the mean over
 
 
 def write_measured(

@@ -87,12 +87,8 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
         metrics = measure_multi_label(logits, labels, names)
         metrics["intervals"] = multi_label_intervals(logits, labels, names)
         metrics |= _promise(run, logits, labels, order, options) | _groups(run, source)
-        report = multi_label_report(subject, logits, labels, names, metrics)
-        write_report(report)
-        return report.metrics
-    metrics = measure(logits, labels, names)
-    metrics["intervals"] = intervals(logits, labels, names)
-    metrics |= _groups(run, source)
+        return write_report(multi_label_report(subject, logits, labels, names, metrics))
+    metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)} | _groups(run, source)
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
     if run.unknown is not None and run.unknown.auroc:
@@ -105,9 +101,8 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
             (run.directory / PROMISE).unlink(missing_ok=True)  # it was of another temperature
         metrics |= _promise(run, logits, labels, order, options)
     finally:  # without a temperature or a promise, the rest of the report is right
-        report = single_label_report(subject, logits, labels, names, metrics)
-        write_report(report)
-    return report.metrics
+        metrics = write_report(single_label_report(subject, logits, labels, names, metrics))
+    return metrics
 
 
 def _promise(
@@ -211,12 +206,11 @@ def _predicted(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return logits (n, K) in the order of the classes of the data, and labels.
 
-    Raises UserError for invalid logits. Minus infinity, the logarithm of probability 0, is replaced, because
-    scikit-learn refuses it.
+    Minus infinity, the logarithm of probability 0, is replaced, because scikit-learn refuses it.
     """
     logits, labels = predictor.predict(split, batch_size)
-    bad = int(np.sum(np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)))
-    if bad:
+    is_bad = np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)
+    if bad := int(is_bad.sum()):
         raise UserError(
             f"The model's outputs are not finite for {bad:,} of {len(logits):,} images; its weights are damaged, or "
             "its activations overflow."

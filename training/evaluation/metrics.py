@@ -28,11 +28,9 @@ BINS = 15  # of confidence, of equal width
 _DRAWS = 1000  # of the bootstrap
 # How the files of ImageNet's validation set are called, in the order of real.json.
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")
-# Temperatures that are considered.
-_LOWEST, HIGHEST_TEMPERATURE = 0.05, 20.0
+_LOWEST, HIGHEST_TEMPERATURE = 0.05, 20.0  # temperatures that are considered
 _HALVINGS = 60
-# In the place of minus infinity, the logit of a probability of 0.
-LEAST_LOGIT = -1e4
+LEAST_LOGIT = -1e4  # in the place of minus infinity, the logit of a probability of 0
 
 
 def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

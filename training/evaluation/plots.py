@@ -16,8 +16,7 @@ from training.data.dataset import Split
 from training.evaluation.metrics import BINS
 from training.evaluation.predictions import Prediction
 
-# More classes than these are not legible as numbers in a confusion matrix.
-LEGIBLE_CLASSES = 30
+LEGIBLE_CLASSES = 30  # more classes than these are not legible as numbers in a confusion matrix
 _PAIRS = 25  # of classes, instead of an illegible matrix
 _GALLERY = (4, 6)  # rows and columns
 _LONGEST_NAME = 22  # characters

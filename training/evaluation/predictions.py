@@ -19,10 +19,8 @@ from keras_vit.scores import sigmoid, softmax
 
 PREDICTIONS = "predictions.csv"
 _HEADER = ("file", "label", "predicted", "probability", "correct")
-# Between several classes of an image, as in the column labels of --data csv:FILE.
-_BETWEEN = "|"
-# Probability of a difference as large by chance, below which it is no noise.
-_LEVEL = 0.05
+_BETWEEN = "|"  # between several classes of an image, as in the column labels of --data csv:FILE
+_LEVEL = 0.05  # probability of a difference as large by chance, below which it is no noise
 
 
 @dataclasses.dataclass(frozen=True)

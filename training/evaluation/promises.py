@@ -25,8 +25,7 @@ from keras_vit.scores import Scoring
 CONFIDENCE = 0.95
 # Numbers of images that are tested, and the least share of them that is worth a promise.
 _TESTS, _LEAST_ANSWERED = 60, 1 / 3
-# Probabilities nearer than this count as equal, since exports compute in float32.
-_APART = 1e-6
+_APART = 1e-6  # probabilities nearer than this count as equal, since exports compute in float32
 _HALVINGS = 12
 
 
@@ -72,8 +71,7 @@ def answer_threshold(confidence: np.ndarray, correct: np.ndarray, max_error: flo
 
     Raises UserError where no threshold keeps the promise, and says which share of errors one does.
     """
-    threshold = _answer_threshold(confidence, correct, max_error)
-    if threshold is not None:
+    if (threshold := _answer_threshold(confidence, correct, max_error)) is not None:
         return threshold
     kept, broken = 1.0, max_error
     while kept - broken > 1e-3 * kept:

@@ -128,6 +128,10 @@ class Report:
     plots: Mapping[str, Callable[[pathlib.Path], None]] = dataclasses.field(default_factory=dict)
     """The name of a file -> draws it."""
 
+    def all_notes(self) -> list[str]:
+        """Return the notes, and what the groups of the data change, which opening the data has printed."""
+        return [*self.notes, *([self.metrics["split"]["sentence"]] if "split" in self.metrics else [])]
+
     def facts(self) -> list[tuple[str, str, str]]:
         """Return the measures in words, with their values and intervals, of those that the metrics have."""
         intervals = self.metrics["intervals"]
@@ -140,7 +144,7 @@ class Report:
         table = markdown_table(("measure", "value", _INTERVAL), [*counts, *self.facts()], num_text_columns=1)
         images = [f"![{_PLOTS[name]}]({name})" for name in plots]
         title = f"# {markdown_text(self.subject.title)}"
-        return "\n\n".join([title, table, *self.notes, *self.sentences, *self.paragraphs, *images]) + "\n"
+        return "\n\n".join([title, table, *self.all_notes(), *self.sentences, *self.paragraphs, *images]) + "\n"
 
 
 def single_label_report(
@@ -177,7 +181,7 @@ def single_label_report(
         measures=_MEASURES,
         headline=f"{accuracy}: {counts} images are right.",
         summary=f"{accuracy}, {counts} images correct, log loss {metrics['log_loss']:.4f}",
-        notes=[*([] if subject.names_classes else [unnamed]), *_split_notes(metrics)],
+        notes=[unnamed] * (not subject.names_classes),
         sentences=sentences,
         paragraphs=_single_label_paragraphs(metrics, confusion, names),
         predictions=predictions,
@@ -246,10 +250,7 @@ def multi_label_report(
         "images.",
         summary=f"Mean average precision {known}, F1 {metrics['micro_f1']:.4f}, all classes of an image right "
         f"{metrics['exact_match']:.4f} on {metrics['num_examples']:,} images",
-        notes=[
-            "An image may have several classes; a class is predicted if its probability is at least 50%.",
-            *_split_notes(metrics),
-        ],
+        notes=["An image may have several classes; a class is predicted if its probability is at least 50%."],
         sentences=sentences,
         paragraphs=[
             "Intervals: Wilson's for the images whose classes are all right and for F1 of a class, else percentile "
@@ -295,11 +296,6 @@ def _compared(
     return metrics, sentences
 
 
-def _split_notes(metrics: Mapping[str, Any]) -> list[str]:
-    """Return what the groups of the data change: in the report alone, because opening the data printed it."""
-    return [metrics["split"]["sentence"]] if "split" in metrics else []
-
-
 def _calibration_sentence(fitted: Mapping[str, Any]) -> str:
     before, after = fitted["before"], fitted["after"]
     useless = fitted["temperature"] > 0.99 * HIGHEST_TEMPERATURE
@@ -312,8 +308,11 @@ def _calibration_sentence(fitted: Mapping[str, Any]) -> str:
     )
 
 
-def write_report(report: Report) -> None:
-    """Write the files of a report, remove those of an earlier one that are not written again, and print a summary."""
+def write_report(report: Report) -> dict[str, Any]:
+    """Write the files of a report, remove those of an earlier one that are not written again, and print a summary.
+
+    Returns its metrics.
+    """
     subject = report.subject
     # Write the metrics before the plots, so that a plot that fails does not lose them.
     with staged(subject.directory) as stage:
@@ -322,8 +321,7 @@ def write_report(report: Report) -> None:
         (stage / "evaluation.md").write_text(report.markdown(()), encoding="utf-8")
         write_predictions(stage / PREDICTIONS, report.predictions, raw=subject.raw)
         if subject.save_predictions:
-            arrays = {**report.arrays, "labels": report.arrays["labels"].astype(np.int64)}
-            write_npz(stage / _ARRAYS, arrays)
+            write_npz(stage / _ARRAYS, {**report.arrays, "labels": report.arrays["labels"].astype(np.int64)})
     page = html_report(report)
     with staged(subject.directory) as stage:
         drawn = [name for name, draw in report.plots.items() if _is_drawn(draw, stage / name)]
@@ -332,6 +330,7 @@ def write_report(report: Report) -> None:
     for name in [name for name in _PLOTS if name not in drawn] + [_ARRAYS] * (not subject.save_predictions):
         (subject.directory / name).unlink(missing_ok=True)
     print(f"{report.summary}; report in {subject.directory / PAGE}.", *report.sentences, sep="\n")
+    return report.metrics
 
 
 def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
@@ -356,19 +355,15 @@ def html_report(report: Report) -> str:
     if confusion is not None and not legible:
         places = most_confused(np.array(confusion), _PAIRS)
         pairs = [(names[row], names[column], count, count / sum(confusion[row])) for row, column, count in places]
-    bars = [
-        {
-            "name": name,
-            "num_images": row["num_examples"],
-            "scores": (row["recall"] if row["num_examples"] else None, row["precision"]),
-        }
-        for name, row in classes.items()
-    ]
+    bars = []
+    for name, row in classes.items():
+        scores = row["recall"] if row["num_examples"] else None, row["precision"]
+        bars.append({"name": name, "num_images": row["num_examples"], "scores": scores})
     return render(
         "evaluation",
         title=report.subject.title,
         headline=report.headline,
-        notes=[*report.notes, *report.sentences],
+        notes=[*report.all_notes(), *report.sentences],
         num_mistakes=len(report.mistakes),
         cards=[_card(report.subject, mistake) for mistake in shown],
         classes=sorted({name for mistake in shown for name in (*mistake.label, *mistake.predicted)}),

@@ -6,6 +6,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import keras
@@ -44,13 +45,15 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> Run:
         settings["recipe"] = {"loss": "multi-label"}  # by which a run is known as one
     with locked(target.path):
         target.start(settings, runs[0].labels, images=fingerprints.pop() if len(fingerprints) == 1 else None)
-        digests = [run.training_images for run in runs if run.training_images is not None]
-        if digests:
+        if digests := [run.training_images for run in runs if run.training_images is not None]:
             target.save_training_images(np.concatenate(digests))
         if target.is_finished:
             print(f"{target.path} is finished: nothing to do.")
             return target
-        records = _uniform(model, runs) if source is None else _greedy(model, runs, source)
+        if source is None:
+            _assign(model, functools.reduce(_added, runs, {}), len(runs))
+            print(f"Averaged {len(runs)} runs.")
+        records = [] if source is None else _greedy(model, runs, source)
         for name in _COPIED:
             if file := runs[0].file(name):
                 (target.path / name).write_bytes(file.read_bytes())
@@ -114,16 +117,6 @@ def _source_of(runs: Sequence[Run]) -> DataSet:
     for run in runs:
         check_held_out(run, options, source)
     return source
-
-
-def _uniform(model: keras.Model, runs: Sequence[Run]) -> list[dict]:
-    """Leave the average of all runs in the model."""
-    total: Weights = {}
-    for run in runs:
-        total = _added(total, run)
-    _assign(model, total, len(runs))
-    print(f"Averaged {len(runs)} runs.")
-    return []
 
 
 def _greedy(model: keras.Model, runs: Sequence[Run], source: DataSet) -> list[dict]:

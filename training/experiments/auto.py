@@ -207,7 +207,7 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
 
 
 def _compared(source: DataSet) -> Split:
-    """Return some training images; if there are hardly more, all of them, whose features are in the cache then."""
+    """Return some training images; all if there are hardly more, whose features are in the cache then."""
     train = source.train
     return train if train.num_examples <= 2 * _COMPARED else random_subset(train, _COMPARED, seed=0)
 

@@ -12,13 +12,7 @@ from keras_vit.errors import check_known, refuse_without_effect
 from training.experiments.study_grids import STUDIES
 from training.options.common import DataOptions
 from training.options.train import USUAL, FinetuneOptions, PretrainOptions, StudyOptions
-from training.recipes.auto import (
-    DataFacts,
-    auto_finetune_reasons,
-    auto_finetune_recipe,
-    auto_reasons,
-    auto_recipe,
-)
+from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe, auto_reasons, auto_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import Request, continued, overridden, without_model
 from training.recipes.pretrain import RECIPES, find_recipe

@@ -118,16 +118,11 @@ _POSITIONS = (
 def position_embedding(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
     """Return every kind of position embedding, added at every place."""
     change = functools.partial(dataclasses.replace, _vit_of(recipe))
-    return [
-        Point(
-            f"{embedding}-{place}",
-            line,
-            setting,
-            _of(recipe, change(position_embedding=embedding, position_injection=place)),
-            num_examples,
-        )
-        for line, setting, embedding, place in _POSITIONS
-    ]
+    points = []
+    for line, setting, embedding, place in _POSITIONS:
+        model = change(position_embedding=embedding, position_injection=place)
+        points.append(Point(f"{embedding}-{place}", line, setting, _of(recipe, model), num_examples))
+    return points
 
 
 def heads(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
@@ -221,8 +216,7 @@ def _bit(block_units: tuple[int, ...], root_channels: int) -> ResNetConfig:
 
 
 def _vit_of(recipe: PretrainRecipe) -> ViTConfig:
-    """Return the model of a base recipe, which `check_base` requires to be a ViT."""
-    assert isinstance(recipe.model, ViTConfig)
+    assert isinstance(recipe.model, ViTConfig)  # as `check_base` requires
     return recipe.model
 
 

@@ -56,19 +56,15 @@ def study(name: str, options: StudyOptions) -> list[dict]:
     shots_that_fit(_labels_of(source.train), source.labels, [options.shots])
     sizes = () if options.train_images is None else (sorted(set(options.train_images)),)
     points = definition.grid(recipe, source.train.num_examples, *sizes)
-    trials = {
-        point.name: [
-            Trial(point, seed, options.source, options.shots, folder / "runs" / f"{point.name}-seed{seed}")
-            for seed in range(seeds)
-        ]
+    trials = [
+        Trial(point, seed, options.source, options.shots, folder / "runs" / f"{point.name}-seed{seed}")
         for point in points
-    }
+        for seed in range(seeds)
+    ]
     with locked(folder):
-        measured = _measured([trial for each in trials.values() for trial in each], options.jobs)
-        rows = [
-            _row(point, len(source.labels), [measured[trial.folder] for trial in trials[point.name]])
-            for point in points
-        ]
+        measured = _measured(trials, options.jobs)
+        of_point = {point.name: [measured[each.folder] for each in trials if each.point is point] for point in points}
+        rows = [_row(point, len(source.labels), of_point[point.name]) for point in points]
         _report(name, options, rows, folder)
     return rows
 
@@ -89,8 +85,9 @@ class Trial:
     @property
     def settings(self) -> dict:
         """Return the settings that decide its numbers, as read from JSON."""
-        settings = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
-        return json.loads(json.dumps(settings | {"data": self.data.settings()}))
+        settings = dataclasses.asdict(self) | {"data": self.data.settings()}
+        del settings["folder"]
+        return json.loads(json.dumps(settings))
 
     @property
     def log(self) -> pathlib.Path:

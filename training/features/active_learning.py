@@ -24,16 +24,12 @@ from training.features.probe import Features, cached_features
 from training.features.store import NO_SPLIT
 from training.options.features import LabelNextOptions
 
-# Labels of each class up to which typical images are chosen.
-FEW = 2
+FEW = 2  # labels of each class up to which typical images are chosen
 # Neighbors among which an image is typical, most clusters, and images of small margin for each one that is chosen.
 _NEIGHBORS, _MOST_CLUSTERS, _CANDIDATES = 20, 400, 5
-# Inverse strength of the penalty of the head.
-_C = 0.1
-# Shares of the labels of the curve, and how often each is drawn.
-_SHARES, _DRAWS = (0.25, 0.35, 0.5, 0.7), 8
-# A gain of accuracy, in points, that is hardly worth labelling for.
-_HARDLY = 0.5
+_C = 0.1  # inverse strength of the penalty of the head
+_SHARES, _DRAWS = (0.25, 0.35, 0.5, 0.7), 8  # shares of the labels of the curve, and how often each is drawn
+_HARDLY = 0.5  # a gain of accuracy, in points, that is hardly worth labelling for
 
 
 @dataclasses.dataclass(frozen=True)

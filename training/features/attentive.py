@@ -19,8 +19,7 @@ from training.features.extraction import feature_model
 from training.features.probe import splits_of
 from training.options.features import LinearProbeOptions
 
-# Bytes of tokens that are kept in memory.
-_MOST = 2**32
+_MOST = 2**32  # bytes of tokens that are kept in memory
 _BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 128, 1e-2, 1e-4
 
 

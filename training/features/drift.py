@@ -24,8 +24,7 @@ from training.evaluation.intervals import of_draws
 # Directions of the features, and images, that the summary keeps. The directions are random: along those of the largest
 # variance the images of the summary would lie further apart than new ones of the same kind.
 _DIRECTIONS, _MOST_KEPT = 64, 1000
-# New images of one test at most, and permutations.
-_MOST_TESTED, _PERMUTATIONS = 1000, 999
+_MOST_TESTED, _PERMUTATIONS = 1000, 999  # new images of one test at most, and permutations
 _DRAWS = 1000
 # How much more often than before a class may be predicted, as a factor and in standard deviations of chance.
 _MORE, _DEVIATIONS = 1.5, 2.0

@@ -1,6 +1,4 @@
-"""Extract features: what a model says of images before its head. They are written file by file, and a process that was
-killed continues where it was.
-"""
+"""Extract features: what a model says of images before its head, written file by file; a killed process continues."""
 
 import concurrent.futures
 import dataclasses
@@ -55,10 +53,8 @@ from training.options.features import DESCRIPTION, EmbedOptions, IndexKind
 
 # The classifier of a model whose head reads the features of a kind.
 POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
-# Folder of files of an earlier list of images, until those of the next one are written.
-_EARLIER = "earlier"
-# Images that cannot be read of which the reasons are printed.
-_MOST_NAMED = 10
+_EARLIER = "earlier"  # folder of files of an earlier list of images, until those of the next one are written
+_MOST_NAMED = 10  # images that cannot be read of which the reasons are printed
 _DROPS_ALPHA = (
     "Most of these images are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
     "transparent is often black then. --resize pad puts such images on white."
@@ -198,10 +194,8 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
         print(f"… and {len(index.problems) - _MOST_NAMED} more.")
     count = sum(index.counts.values())
     check_some_read(count)
-    print(
-        f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
-        f"{count:,} images."
-    )
+    kind = f"{description.features}, {description.dtype}"
+    print(f"{options.output} has {description.width} features ({kind}) of {count:,} images.")
     return index
 
 
@@ -347,13 +341,8 @@ def embed_rows(
     values[is_new] = _computed(split.take(rows[is_new]), extractor, progress)
     for row in np.flatnonzero(~is_new):
         values[row] = found[row]
-    return Part(
-        [split.name(int(row)) for row in rows],
-        digests,
-        [listing.labels[label] if listing.labels else None for label in labels],
-        values,
-        problems,
-    )
+    names = [listing.labels[label] if listing.labels else None for label in labels]
+    return Part([split.name(int(row)) for row in rows], digests, names, values, problems)
 
 
 def embed_all(listing: Listing, name: str, extractor: Extractor) -> Part:
@@ -383,10 +372,7 @@ def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> 
         return found[0]
     # Batches of one size for all files: the model is traced once, and the same bytes come out after an interruption.
     batches = evaluation_batches(
-        dataclasses.replace(split, target=None),
-        extractor.preprocessing,
-        num_classes=1,
-        batch_size=extractor.batch_size,
+        dataclasses.replace(split, target=None), extractor.preprocessing, num_classes=1, batch_size=extractor.batch_size
     )
     with bad_examples_reported(split):
         for images, _, weights in batches:

@@ -17,16 +17,12 @@ from training.features.linear_models import out_of_fold_probabilities
 from training.features.lookup import nearest_rows, unit_length
 from training.features.store import FeatureIndex
 
-# Neighbors of each image that are looked at.
-_NEIGHBORS = 10
-# Images whose neighbors are looked for at a time.
-_BLOCK = 4096
+_NEIGHBORS = 10  # neighbors of each image that are looked at
+_BLOCK = 4096  # images whose neighbors are looked for at a time
 # Odd are the images this far below the quartiles, in their distance (John Tukey's fence), and at least this share.
 _FENCE, _LEAST_ODD = 1.5, 0.01
-# Inverse strength of the penalty of the linear head; strong, because some labels are wrong.
-HEAD_C = 0.03
-# Images of a class up to which all are compared.
-_MOST_COMPARED = 2000
+HEAD_C = 0.03  # inverse strength of the penalty of the linear head; strong, because some labels are wrong
+_MOST_COMPARED = 2000  # images of a class up to which all are compared
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,22 +38,16 @@ from training.features.probe import (
 )
 from training.options.features import FewshotOptions, LinearProbeOptions
 
-# So large that the bias is almost unregularized (big_vision).
-_BIAS_FEATURE = 100.0
+_BIAS_FEATURE = 100.0  # so large that the bias is almost unregularized (big_vision)
 _STD_FLOOR = 1e-5
 USUAL_SHOTS = (1, 5, 10, 25)
-# What scenic and uncertainty-baselines sweep.
-SWEPT = tuple(2.0**power for power in range(-10, 20))
-# Images at most on which a swept strength of least squares is chosen.
-_SELECTION = 10_000
-# Share of the images on which a strength of logistic regression is chosen.
-_HELD_OUT = 0.1
+SWEPT = tuple(2.0**power for power in range(-10, 20))  # what scenic and uncertainty-baselines sweep
+_SELECTION = 10_000  # images at most on which a swept strength of least squares is chosen
+_HELD_OUT = 0.1  # share of the images on which a strength of logistic regression is chosen
 # A tenth of few images is a matter of luck, so several are drawn, but no more than that many images are fitted to.
 _MOST_REPEATS, _MOST_FITTED = 10, 10_000
-# Of the probabilities out of fold, and of the comparison with a split image by image.
-_FOLDS = 5
-# Of that comparison: images at most, and the inverse strength of the penalty.
-_MOST_COMPARED, _C = 2000, 0.1
+_FOLDS = 5  # of the probabilities out of fold, and of the comparison with a split image by image
+_MOST_COMPARED, _C = 2000, 0.1  # of that comparison: images at most, and the inverse strength of the penalty
 
 
 class LeastSquares:
@@ -213,8 +207,7 @@ def _save(run: Run, source: DataSet, options: FewshotOptions, features: FeatureS
 def new_probe(c: float, max_iterations: int = 1000) -> sklearn.pipeline.Pipeline:
     """Return standardization with logistic regression, to be fitted. c: inverse strength of the penalty."""
     return sklearn.pipeline.make_pipeline(
-        sklearn.preprocessing.StandardScaler(),
-        sklearn.linear_model.LogisticRegression(C=c, max_iter=max_iterations),
+        sklearn.preprocessing.StandardScaler(), sklearn.linear_model.LogisticRegression(C=c, max_iter=max_iterations)
     )
 
 

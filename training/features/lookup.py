@@ -29,12 +29,10 @@ from training.options.common import DataOptions
 from training.options.features import IndexKind, LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
-# Rows of one matrix product, and scores in memory at once.
-_CHUNK, _NUMBERS_AT_ONCE = 2**16, 2**26
+_CHUNK, _NUMBERS_AT_ONCE = 2**16, 2**26  # rows of one matrix product, and scores in memory at once
 # Of the graph: edges of each image, and how many candidates are followed when it is made and searched.
 _EDGES, _EFFORT = 32, 128
-# Stored images whose neighbors are compared with the exact ones.
-_COMPARED = 100
+_COMPARED = 100  # stored images whose neighbors are compared with the exact ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,13 +120,7 @@ def _page(index: FeatureIndex, results: Sequence[Nearest]) -> str:
     for each in results:
         known = each.images.paths, each.images.labels, each.images.splits
         cards = [
-            {
-                "address": thumbnails.address(int(row), path, split),
-                "file": pathlib.PurePath(path).name,
-                "name": index.shown(path),
-                "label": label or "",
-                "cosine": cosine,
-            }
+            _card(thumbnails.address(int(row), path, split), path, index.shown(path), label or "", cosine)
             for row, cosine, path, label, split in zip(each.rows, each.cosines, *known, strict=True)
         ]
         address = file_address(each.query) if pathlib.Path(each.query).is_file() else ""
@@ -172,9 +164,7 @@ def nearest_rows(chunks: Iterable[np.ndarray], queries: np.ndarray, count: int) 
     Returns:
         (cosines (q, count) float32, rows (q, count) int64), the largest first, of equal ones the first.
     """
-    best = np.zeros((len(queries), 0), np.float32)
-    rows = np.zeros((len(queries), 0), np.int64)
-    begin = 0
+    best, rows, begin = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64), 0
     for chunk in chunks:
         step = max(_NUMBERS_AT_ONCE // max(len(chunk), 1), 1)
         largest = [_largest(queries[first : first + step], chunk, count) for first in range(0, len(queries), step)]
@@ -249,8 +239,7 @@ class NeighborGraph:
         return float(np.mean([len({*one} & {*two}) / count for one, two in zip(exact, graphs, strict=True)]))
 
 
-# Longest side of a small image, in pixels.
-_SIDE = 144
+_SIDE = 144  # longest side of a small image, in pixels
 
 
 class Thumbnails:
@@ -284,18 +273,13 @@ def write_cards(
     page: pathlib.Path, title: str, heading: str, images: Iterable[tuple[str, str, float]], note: str
 ) -> None:
     """Write a page of images, each with a label and a number."""
-    cards = [
-        {
-            "address": file_address(path),
-            "file": pathlib.PurePath(path).name,
-            "name": path,
-            "label": label,
-            "cosine": value,
-        }
-        for path, label, value in images
-    ]
+    cards = [_card(file_address(path), path, path, label, value) for path, label, value in images]
     queries = [{"name": heading, "file": "", "address": "", "cards": cards}]
     write_text(page, render("similar", title=title, queries=queries, note=note))
+
+
+def _card(address: str, path: str, name: str, label: str, cosine: float) -> dict[str, object]:
+    return {"address": address, "file": pathlib.PurePath(path).name, "name": name, "label": label, "cosine": cosine}
 
 
 def file_address(path: str) -> str:

@@ -20,8 +20,7 @@ from training.features.store import NO_SPLIT, Part
 from training.options.common import DataOptions
 from training.options.features import MonitorOptions
 
-# Images on the page.
-_SHOWN = 48
+_SHOWN = 48  # images on the page
 
 
 def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:

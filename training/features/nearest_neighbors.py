@@ -23,8 +23,7 @@ from training.options.features import KnnOptions
 # Training and evaluation images that are compared during a training, at most, and images per forward pass.
 _MOST_IMAGES, _BATCH = (5_000, 2_000), 256
 _NEIGHBORS = 20
-# Standard errors below the best measurement from which on features count as worse.
-_WORSE = 2.0
+_WORSE = 2.0  # standard errors below the best measurement from which on features count as worse
 
 
 def knn(run: Run, source: DataSet, options: KnnOptions) -> list[dict]:

@@ -16,12 +16,9 @@ from training.options.features import ReviewOptions
 
 DECISIONS = "decisions.csv"
 _PAGE = "review.html"
-# Pairs of classes with images, and in the table.
-_SHOWN_PAIRS, _LISTED_PAIRS = 6, 20
-# Images of one group of copies.
-_OF_GROUP = 12
-# The path and digest of an image.
-Key = tuple[str, str]
+_SHOWN_PAIRS, _LISTED_PAIRS = 6, 20  # pairs of classes with images, and in the table
+_OF_GROUP = 12  # images of one group of copies
+Key = tuple[str, str]  # the path and digest of an image
 
 
 def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:

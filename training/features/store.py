@@ -27,10 +27,8 @@ from keras_vit.files.documents import read_json, validated
 from keras_vit.files.remote import existing_folder, local_copy
 from training.options.features import DESCRIPTION, IndexKind
 
-# Images of one file: what a killed process loses at most.
-PART = 2048
-# The split of images that have none.
-NO_SPLIT = "pictures"
+PART = 2048  # images of one file: what a killed process loses at most
+NO_SPLIT = "pictures"  # the split of images that have none
 _VERSION = 1
 _FINGERPRINT, _PROBLEMS = b"fingerprint", b"problems"
 _COLUMNS = ("path", "digest", "label", "split", "embedding")

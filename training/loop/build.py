@@ -164,7 +164,6 @@ def rebuilt(
     attention, which is for training. Raises UserError for a model with other layers than its config says.
 
     Args:
-        model: of keras_vit.
         preprocessing: of the new model; default that of the model.
         rates: of dropout, see `keras_vit.build`. A ResNet has none but 0.
         averages: in place of the trainable weights, if there are any.
@@ -242,12 +241,11 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
     """Add adapters to dense layers of a model; they and its heads are then all that is trained (LoRA).
 
     "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685): the kernels of a trained model stay as they
-    are, and a product of two thin matrices is added to some of them. On GPT-3 (its Table 4), 4.7 million trained
-    parameters reach 91.7% on MNLI-m, and all 175 billion 89.5%. On images: `benchmarks/logs/techniques.md`.
+    are, and a product of two thin matrices is added to some of them. On images: `benchmarks/logs/techniques.md`. The
+    adapters are those of Keras (`Dense.enable_lora`), with a scale of 1, and initially change nothing.
 
-    The adapters are those of Keras (`Dense.enable_lora`), with a scale of 1, and initially change nothing. names: last
-    parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0. Raises UserError if a name is
-    that of no dense layer.
+    names: last parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0. Raises UserError if a
+    name is that of no dense layer.
     """
     dense = [layer for layer in model.layers if isinstance(layer, TokenDense) and layer.name not in HEADS]
     adapted = _named("--lora-on", names, dense, _last_parts)
@@ -273,10 +271,7 @@ def _last_parts(name: str) -> list[str]:
 def _named(
     option: str, names: Sequence[str], layers: Sequence[keras.layers.Layer], parts: Callable[[str], list[str]]
 ) -> list[keras.layers.Layer]:
-    """Return the layers that have one of the names as a part of theirs, in the order of the names.
-
-    parts: of the name of a layer; the first is listed where an option names none. Raises UserError then.
-    """
+    """Return the layers that have one of the names among the parts of theirs. Raises UserError for a name of none."""
     chosen: dict[keras.layers.Layer, None] = {}
     for name in names:
         named = [layer for layer in layers if name in parts(layer.name)]

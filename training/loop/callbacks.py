@@ -71,7 +71,6 @@ class InspectEpochs(keras.callbacks.Callback):
         self._show(folder)
 
     def _show(self, folder: pathlib.Path) -> None:
-        """Write the figures of an epoch's folder as TensorBoard images."""
         with self._writer.as_default(step=int(folder.name.removeprefix("epoch_"))):
             for file in sorted(folder.glob("*.png")):
                 tf.summary.image(file.stem, [tf.io.decode_png(tf.io.read_file(str(file)))])
@@ -124,11 +123,10 @@ class MetricsLog:
         self._run.write_metrics(records)
         for number, record in [*enumerate(records, start=1)][first:]:
             for name, value in record.items():
-                if name in ("epoch", "step"):
-                    continue
                 part = "validation" if name.startswith("val_") else "train"
-                with self._writers[part].as_default(step=number):
-                    tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
+                if name not in ("epoch", "step"):
+                    with self._writers[part].as_default(step=number):
+                        tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
         for writer in self._writers.values():
             writer.flush()
 
@@ -143,19 +141,12 @@ class TrainingProgress(keras.callbacks.Callback):
         step: returns the number of steps done.
         num_steps: of the run.
         steps_per_epoch: of the training data; for Keras, an epoch ends at each evaluation.
-        clock: returns seconds.
     """
 
-    def __init__(
-        self,
-        step: Callable[[], int],
-        num_steps: int,
-        steps_per_epoch: int,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, step: Callable[[], int], num_steps: int, steps_per_epoch: int):
         super().__init__()
-        self._step, self._num_steps, self._steps_per_epoch, self._clock = step, num_steps, steps_per_epoch, clock
-        self._start, self._first_step = clock(), step()
+        self._step, self._num_steps, self._steps_per_epoch = step, num_steps, steps_per_epoch
+        self._start, self._first_step = time.monotonic(), step()
         self._logs, self._rate = dict[str, float](), 0.0
         self._epochs_printed, self._last, self._last_epoch = 0, self._start, self._start
         self._bar = None
@@ -176,9 +167,9 @@ class TrainingProgress(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self._logs = {name: value for name, value in logs.items() if isinstance(value, float)}
-        late = self._clock() - self._last_epoch >= _EPOCH_SECONDS or self._step() >= self._num_steps
+        late = time.monotonic() - self._last_epoch >= _EPOCH_SECONDS or self._step() >= self._num_steps
         if self._bar is None and (late or self._epochs_printed < _EPOCHS_WITH_LINES):
-            self._epochs_printed, self._last_epoch = self._epochs_printed + 1, self._clock()
+            self._epochs_printed, self._last_epoch = self._epochs_printed + 1, time.monotonic()
             measured = ", ".join(f"{name} {value:.4f}" for name, value in sorted(self._logs.items()))
             self._print(f"Epoch {self._epoch}, step", f"{measured}, {self._rate:,.0f} images/s")
         else:
@@ -197,15 +188,15 @@ class TrainingProgress(keras.callbacks.Callback):
     def _left(self) -> str:
         """The time that is left by the speed of this process."""
         done, left = self._step() - self._first_step, self._num_steps - self._step()
-        return f"{duration((self._clock() - self._start) / done * left) if done else '?'} left"
+        return f"{duration((time.monotonic() - self._start) / done * left) if done else '?'} left"
 
     def _print(self, place: str, text: str) -> None:
-        self._last = self._clock()
+        self._last = time.monotonic()
         print(f"{place} {self._step():,} of {self._num_steps:,}: {text}, {self._left}", flush=True)
 
     def _show(self, doing: str = "") -> None:
         if self._bar is None:
-            if self._clock() - self._last >= SILENT_SECONDS:
+            if time.monotonic() - self._last >= SILENT_SECONDS:
                 self._print("Step", f"loss {self._logs['loss']:.4f}{doing}")
             return
         text = self._line(columns := shutil.get_terminal_size().columns - 1, doing)

@@ -44,7 +44,7 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, A
         with atomic_write(folder / "state.npz", named) as temporary:
             text = json.dumps(progress | {"version": _VERSION}).encode()
             write_npz(temporary, {"progress": np.frombuffer(text, np.uint8), **arrays})
-        saved = _list(folder)
+        saved = _latest_first(folder)
         if is_remote(folder):
             (folder / _LATEST).write_text(saved[0].name)
     except OSError as error:  # also of a bucket, whose errors are UserErrors
@@ -78,7 +78,7 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] 
 
     Raises UserError if there are checkpoints but all are damaged.
     """
-    paths = _list(folder)
+    paths = _latest_first(folder)
     if is_remote(folder) and (folder / _LATEST).is_file():
         latest = (folder / _LATEST).read_text()
         paths.sort(key=lambda path: path.name != latest)
@@ -100,8 +100,7 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] 
     return None
 
 
-def _list(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return all checkpoints, the latest first."""
+def _latest_first(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted((path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)), key=_step, reverse=True)
 
 

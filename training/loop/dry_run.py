@@ -74,7 +74,7 @@ def dry_run_report(plan: Plan, run: Run, make_model: Callable[[int], keras.Model
 
     Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
-    recipe, data, options = plan.recipe, plan.data, plan.options
+    recipe, data = plan.recipe, plan.data
     run.check(plan.settings, data.labels, images=plan.images)
     network = network_to_train(
         lambda: make_model(len(data.labels)), recipe, plan.num_steps, strategy=plan.strategy, execution=plan.execution
@@ -85,10 +85,10 @@ def dry_run_report(plan: Plan, run: Run, make_model: Callable[[int], keras.Model
     if recipe.lora or recipe.freeze:
         trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
         workload = dataclasses.replace(workload, parameters=network.count_params(), trained=trained)
-    shown = dataclasses.asdict(dataclasses.replace(options, recipe=recipe))
-    shown.pop("dry_run")
     print(describe_run(workload, data))
     if cli.is_verbose():
+        shown = dataclasses.asdict(dataclasses.replace(plan.options, recipe=recipe))
+        del shown["dry_run"]
         settings = _flat({"recipe_name": plan.settings["recipe_name"], **shown})
         print("\n".join(["", "Settings", *(f"  {name}: {value}" for name, value in settings)]))
     run.path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,10 +133,8 @@ def describe_run(workload: Workload, source: DataSet) -> str:
     if recipe.lora or recipe.freeze:
         not_counted.append("that frozen layers need no gradient, and none at all below the first trained layer")
     if not_counted:
-        rows["not counted"] = not_counted[0]
-    indent = " " * (max(map(len, rows)) + 4)
-    more = (indent + text for text in not_counted[1:])
-    return "\n".join(["Run", *_table(rows), *more, "", "Learning rate", *_curve(recipe, num_steps)])
+        rows["not counted"] = f"\n{' ' * (max(map(len, rows)) + 4)}".join(not_counted)
+    return "\n".join(["Run", *_table(rows), "", "Learning rate", *_curve(recipe, num_steps)])
 
 
 def estimate_memory(workload: Workload) -> dict[str, int]:
@@ -242,10 +240,10 @@ def budget(
     execution: Execution,
     shard_weights: bool = False,
 ) -> Budget:
-    """Return the budget of a recipe with a target of classes on a slice, such as v5e-16.
+    """Return the budget of a recipe with a target of classes on a slice, such as v5e-16; `name` is the recipe's.
 
-    name: of the recipe, for the table of compiled steps. shard_weights: whether the chips divide weights and state.
-    Raises UserError if there is no such slice, or if it cannot share a batch evenly.
+    shard_weights: whether the chips divide weights and state. Raises UserError if there is no such slice, or if it
+    cannot share a batch evenly.
     """
     chip, number = slice_of(chips)
     whole = dataclasses.replace(recipe, accumulation=1)

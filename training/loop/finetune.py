@@ -62,17 +62,15 @@ def finetune(
         make_model,
         command="finetune",
         recipe_name=recipe_name,
-        callbacks=callbacks if average is None else (*callbacks, average),
         checkpoint=checkpoint,
+        callbacks=callbacks if average is None else (*callbacks, average),
     )
 
 
 def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
-    """Return what the checkpoint tells of image sizes.
+    """Return the number of pixels of which the sides of a checkpoint's images must be multiples, and their longer side.
 
-    Returns:
-        The number of pixels of which the sides of images must be multiples, and the longer side of the images that a
-        Vision Transformer was trained on, None if it is not known or the model is a ResNet.
+    That is of the images a Vision Transformer was trained on, None if it is not known or the model is a ResNet.
     """
     path = find_checkpoint(options.start)
     if path.name.endswith(KERAS_WEIGHTS):

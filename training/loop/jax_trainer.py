@@ -172,13 +172,9 @@ class JaxTrainer(Trainer):
 
         outputs = images
         for part, *alike in self._parts:
+            policy = jax_devices.saves_no_weights({tuple(v.shape) for v in part.variables})
             call: Callable = functools.partial(self._call, part, training)
-            if self._segments:
-                call = jax.checkpoint(call)
-            else:
-                call = jax.checkpoint(
-                    call, policy=jax_devices.saves_no_weights({tuple(v.shape) for v in part.variables})
-                )
+            call = jax.checkpoint(call, policy=None if self._segments else policy)
             groups = [_current((p.trainable_variables, p.non_trainable_variables)) for p in (part, *alike)]
             if alike:
                 variables = (part.trainable_variables, part.non_trainable_variables)
@@ -195,17 +191,15 @@ class JaxTrainer(Trainer):
         if not self._shards_weights:
             return part.stateless_call(trained, others, inputs, training=training)
         dtypes = {id(v): layer.compute_dtype for layer in part.layers for v in layer.variables if v._autocast}
-        groups = zip((part.trainable_variables, part.non_trainable_variables), (trained, others), strict=True)
-        whole = [
-            [
-                jax_devices.gathered(v, value, dtypes.get(id(v), "float32"))
-                for v, value in zip(group, values, strict=True)
-            ]
-            for group, values in groups
-        ]
-        outputs, after = part.stateless_call(*whole, inputs, training=training)
+
+        def collected(variables, values) -> list:
+            pairs = zip(variables, values, strict=True)
+            return [jax_devices.gathered(v, value, dtypes.get(id(v), "float32")) for v, value in pairs]
+
+        whole, used = collected(part.trainable_variables, trained), collected(part.non_trainable_variables, others)
+        outputs, after = part.stateless_call(whole, used, inputs, training=training)
         # Frozen weights are left divided.
-        others = [new if used is old else old for old, used, new in zip(others, whole[1], after, strict=True)]
+        others = [new if here is old else old for old, here, new in zip(others, used, after, strict=True)]
         return outputs, others
 
     def _repeated(self, step, start):

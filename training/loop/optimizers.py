@@ -216,11 +216,8 @@ def layer_lr_multipliers(model: keras.Model, layer_decay: float) -> dict[str, fl
 
     Layers before the encoder (embedding, prefix tokens, positions, a stem) count as one layer below the first block.
     """
-    blocks = {
-        layer.name: int(layer.name.removeprefix(_BLOCK).split(".")[0])
-        for layer in model.layers
-        if layer.name.startswith(_BLOCK)
-    }
+    names = [layer.name for layer in model.layers if layer.name.startswith(_BLOCK)]
+    blocks = {name: int(name.removeprefix(_BLOCK).split(".")[0]) for name in names}
     top = max(blocks.values()) + 2 if blocks else 0
     multipliers: dict[str, float] = {}
     depth = 0

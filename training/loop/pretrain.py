@@ -22,8 +22,7 @@ def pretrain(
 ) -> Run:
     """Train a model and return its run; with `options.dry_run` only print the report.
 
-    With a checkpoint, the recipe's model is that of the checkpoint. By default, the setup is that of the options. See
-    `training.loop.train.run_training` for the other arguments.
+    With a checkpoint, the recipe's model is that of the checkpoint. The other arguments are those of `run_training`.
     """
     recipe = options.recipe
 

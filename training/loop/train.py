@@ -207,8 +207,10 @@ class Training:
         training = functools.partial(of_training, source.train, recipe, preprocessing, seed=plan.options.seed)
         if service is not None:
             training = functools.partial(served_batches, service, training)
-        training = functools.partial(training, first_step=self.step, num_steps=None)
-        size, count = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
+        training = functools.partial(training, first_step=self.step)
+        examples, replicas = source.evaluation.num_examples, strategy.num_replicas_in_sync
+        count = -(-examples // most)
+        size = -(-examples // (count * replicas)) * replicas  # which they divide, with the least padding
         evaluation = functools.partial(of_evaluation, source.evaluation, preprocessing, batch_size=size)
         return distributed(strategy, recipe.batch_size, training), distributed(strategy, size, evaluation), count
 
@@ -254,10 +256,7 @@ class Training:
         return int(epochs) if epochs.is_integer() else round(epochs, 3)
 
     def _end_epoch(self, logs: dict[str, float], images_per_second: float, seconds: float) -> None:
-        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal.
-
-        images_per_second: without the evaluation.
-        """
+        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal."""
         record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
         recipe = self.plan.recipe  # the optimizer has the learning rate of the next step
         rate = LearningRate(recipe.schedule, recipe.learning_rate, self.plan.num_steps)(self.step - 1)
@@ -311,13 +310,6 @@ class _Saved:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise self._training.diverged()
         return array
-
-
-def evaluation_size(num_examples: int, replicas: int, most: int = _EVALUATION_BATCH) -> tuple[int, int]:
-    """Return a batch size up to `most` that the replicas divide, and the number of batches, with the least padding."""
-    num_batches = -(-num_examples // most)
-    size = -(-num_examples // num_batches)
-    return -(-size // replicas) * replicas, num_batches
 
 
 def _numbers(logs: dict) -> dict[str, float]:

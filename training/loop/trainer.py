@@ -119,7 +119,6 @@ class Trainer(keras.Model):
         return {f"{group}/{i:05d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
     def read(self, variable: keras.Variable) -> np.ndarray:
-        """Return the values of a variable."""
         return np.array(variable)
 
     @property
@@ -184,11 +183,8 @@ class Trainer(keras.Model):
     def _accumulated(self, images, labels):
         """As `_gradients`, one micro-batch after the other."""
         images, labels = keras.tree.map_structure(self._micro_batches, (images, labels))
-        start = (
-            [self._zeros(variable) for variable in self.network.trainable_variables],
-            [ops.zeros(()) for _ in self.sums],
-            [v.value for v in self._statistics],
-        )
+        zeros = [self._zeros(variable) for variable in self.network.trainable_variables]
+        start = zeros, [ops.zeros(()) for _ in self.sums], [v.value for v in self._statistics]
 
         def add(index, totals):
             gradients, sums, statistics = totals
@@ -219,8 +215,7 @@ class Trainer(keras.Model):
     def _gradients(self, images, labels, micro=0, statistics=None):
         """Return gradients, the sums [loss, metric, weight], and the moving statistics after a micro-batch.
 
-        The loss is the sum over its examples divided by the batch size of the full step. micro: its number in the step.
-        statistics: before it; None for those of the network.
+        micro: its number in the step. statistics: before it; None for those of the network.
         """
         computed = functools.partial(self._gradients_of, images, labels, micro, statistics)
         if len(self._forwards) == 1:

@@ -43,12 +43,7 @@ class DenseObjective(Objective):
 
 
 def matched_in_step(costs, labels):
-    """Return the query of each target: (B, T) int32, -1 for none.
-
-    Args:
-        costs: (B, Q, T), such as those of `mask_costs`.
-        labels: (B, T) classes, -1 for no target.
-    """
+    """Return the query of each target, (B, T) int32, by costs (B, Q, T) and labels (B, T), all -1 for none."""
     costs, labels = ops.stop_gradient(ops.cast(costs, "float32")), ops.cast(labels, "int32")
     if keras.backend.backend() == "jax":
         import jax
@@ -105,11 +100,7 @@ class MaskSetPrediction(DenseObjective):
         self._probabilities.assign(ops.power(1.0 - ops.clip(progress, 0.0, 1.0), _POWER))
 
     def measure(self, images, targets, outputs, weights):
-        """As `Objective.measure`.
-
-        targets: "labels" (B, T), -1 for none; "segments" (B, H, W), the number of the target of each pixel; and
-        "num_targets" (B,), their mean number in an image of the complete batch.
-        """
+        """As `Objective.measure`; targets have "segments" (B, H, W), too, the number of the target of each pixel."""
         numbers = ops.arange(targets["labels"].shape[1], dtype="int32")[None, :, None, None]
         masks = ops.cast(targets["segments"][:, None] == numbers, "float32")  # (B, T, H, W)
         in_training = "final" in outputs
@@ -147,12 +138,8 @@ class PixelClasses(DenseObjective):
     def measure(self, images, targets, outputs, weights):
         """As `MaskSetPrediction.measure`; the accuracy is the mean share of right pixels of an image."""
         labels, segments = targets["labels"], targets["segments"]
-        logits = ops.image.resize(
-            ops.cast(outputs["pixel_logits"], "float32"),
-            segments.shape[1:],
-            interpolation="bilinear",
-            data_format=CHANNELS_LAST,
-        )
+        logits = ops.cast(outputs["pixel_logits"], "float32")
+        logits = ops.image.resize(logits, segments.shape[1:], interpolation="bilinear", data_format=CHANNELS_LAST)
         inside = segments >= 0
         flat = ops.reshape(ops.maximum(segments, 0), (-1, segments.shape[1] * segments.shape[2]))
         classes = ops.reshape(ops.take_along_axis(labels, flat, axis=1), (-1, *segments.shape[1:]))
@@ -176,7 +163,7 @@ class BoxSetPrediction(DenseObjective):
     metric_dtype = "float32"
 
     def measure(self, images, targets, outputs, weights):
-        """As `Objective.measure`. targets: {"labels": (B, T), "boxes": (B, T, 4), "num_targets": (B,)}."""
+        """As `Objective.measure`, also with "boxes" (B, T, 4) in targets."""
         logits, boxes = ops.cast(outputs["class_logits"], "float32"), ops.cast(outputs["boxes"], "float32")
         labels, wanted, shares = targets["labels"], targets["boxes"], matching_losses.DetectionWeights()
         matched = matched_in_step(matching_losses.box_costs(logits, boxes, labels, wanted, shares), labels)

@@ -88,10 +88,7 @@ class HardDistillation(SoftDistillation):
 
 
 def _open_teacher(teacher: str, student: keras.Model) -> keras.Model:
-    """Load a teacher under the strategy that is in scope: images in the range of the student -> logits (B, K).
-
-    Raises UserError if its images or classes are not those of the student.
-    """
+    """Load a teacher: images in the range of the student -> logits (B, K). Raises UserError for one of others."""
     model, classes = Run.open(teacher).model, student.output_shape[-1]
     own, other = preprocessing_of(student), preprocessing_of(model)
     wrong = ""
@@ -179,10 +176,9 @@ def feature_student(network: keras.Model, teacher: keras.Model) -> keras.Model:
 
 
 def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
-    """Load a teacher under the strategy that is in scope: images in the range and size of the student -> its features.
+    """Load a teacher: images in the range and size of the student, whose preprocessing is `own` -> its features.
 
-    It sees the images in its own range and size; of a published checkpoint, the size of the original's preprocessing.
-    `own` is the preprocessing of the student. Raises UserError if it takes gray images, but the student colors.
+    It sees the images in its own range and size. Raises UserError if it takes gray images, but the student colors.
     """
     model = Run.open(teacher).model
     other = preprocessing_of(model)

@@ -36,12 +36,10 @@ class MaskedPatches(Objective):
         self._target, self._patch, self._preprocessing = target, patch, preprocessing
         self.metrics = ("loss",) if target in PIXEL_TARGETS else ("loss", "accuracy")
         self.num_outputs = num_patch_outputs(target, patch, preprocessing.channels)
-        """Size of the prediction for a patch."""
         self.uncounted = (f"the head of {self.num_outputs:,} outputs for each patch",)
 
     @classmethod
     def of(cls, recipe: PretrainRecipe) -> "MaskedPatches":
-        """Return the objective of a recipe."""
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         objective = cls(recipe.target, recipe.model.patch, recipe.preprocessing(recipe.channels))
         if recipe.target == "next-patch":
@@ -87,9 +85,8 @@ class MaskedPatches(Objective):
             losses = ops.sparse_categorical_crossentropy(targets, logits, from_logits=True)  # (B, N, cells)
             right = ops.cast(ops.argmax(logits, axis=-1) == targets, "float32")
         corrupted = outputs["corrupted"]  # (B, N)
-        means = (
-            ops.sum(corrupted * ops.mean(x, axis=-1), axis=1) / ops.sum(corrupted, axis=1) for x in (losses, right)
-        )
+        count = ops.sum(corrupted, axis=1)
+        means = (ops.sum(corrupted * ops.mean(x, axis=-1), axis=1) / count for x in (losses, right))
         return sums_of(*means, weights)
 
 

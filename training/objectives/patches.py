@@ -42,7 +42,6 @@ class OtherPatches(Objective):
         raise NotImplementedError
 
     def prepare(self, model):
-        """Raises UserError for a model that cannot be trained so."""
         config = keras_vit.config_of(model)
         if not isinstance(config, ViTConfig) or not self.fits(config):
             raise UserError(f"{self.needs}; leave it out.")
@@ -113,7 +112,6 @@ class FlexiblePatches(OtherPatches):
         return config.stem is None
 
     def forwards(self, network, trained, step, averages):
-        """Raises UserError for a model whose weights depend on the grid in other ways than learned positions do."""
         self._step, config = step, keras_vit.config_of(network)
         preprocessing, classes = preprocessing_of(network), network.output_shape[-1]
 
@@ -166,9 +164,8 @@ class Resized:
 
     def __call__(self, images, training):
         # Read outside of the scope below, because the variables may have other values in that of the caller.
-        mapping = [
-            (new, ops.convert_to_tensor(old)) for new, old in zip(self._seeds, _seeds(self._network), strict=True)
-        ]
+        pairs = zip(self._seeds, _seeds(self._network), strict=True)
+        mapping = [(new, ops.convert_to_tensor(old)) for new, old in pairs]
         for key, value in values_by_key(self._network).items():
             value, variable = ops.convert_to_tensor(value), self._variables[key]
             if key in self._matrices:

@@ -78,7 +78,6 @@ class DataOptions:
         return to_path(self.data.partition(":")[2])
 
     def arguments(self) -> list[str]:
-        """Return the options as a command line has them."""
         return arguments_of(self)
 
     def settings(self) -> dict[str, Any]:
@@ -160,19 +159,16 @@ class StrategyOptions:
     """Seconds to wait for another worker, at the start and in a step; must exceed the time to save and evaluate."""
 
     def __post_init__(self) -> None:
-        refuse_without_effect(
-            self,
-            [
-                (("tpu",), self.strategy in ("auto", "tpu"), "--strategy tpu"),
-                (("worker_timeout",), self.strategy in ("auto", "multi-worker"), "--strategy multi-worker"),
-            ],
-        )
+        applies = [
+            (("tpu",), self.strategy in ("auto", "tpu"), "--strategy tpu"),
+            (("worker_timeout",), self.strategy in ("auto", "multi-worker"), "--strategy multi-worker"),
+        ]
+        refuse_without_effect(self, applies)
 
     def may_be_one_of_several(self) -> bool:
         """Return whether several processes may be given the same workdir, of which one takes the lock."""
-        return self.strategy == "multi-worker" or (
-            self.strategy == "auto" and not {"TF_CONFIG", "SLURM_PROCID"}.isdisjoint(os.environ)
-        )
+        is_started = not {"TF_CONFIG", "SLURM_PROCID"}.isdisjoint(os.environ)
+        return self.strategy == "multi-worker" or (self.strategy == "auto" and is_started)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,17 +252,13 @@ class TrainingOptions:
 
     @property
     def directory(self) -> pathlib.Path:
-        """The run directory."""
         return to_path(self.workdir)
 
     def settings(self, command: str, recipe_name: str) -> dict[str, Any]:
         """Return everything but the images that changes the result of a run, as in config.json."""
         newer = (*_NEWER, *([_NEWER_OF_PRETRAINING] if command == "pretrain" else []))
-        settings = {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if name not in _CHANGEABLE and (name, value) not in newer
-        }
+        fields = dataclasses.asdict(self).items()
+        settings = {name: value for name, value in fields if name not in _CHANGEABLE and (name, value) not in newer}
         if settings.get("unlabelled") is None:
             settings = {name: value for name, value in settings.items() if name not in _OF_UNLABELLED}
         recipe = settings["recipe"].items()

@@ -68,15 +68,13 @@ class SceneOptions(AnnotatedData):
         takes = "folder:PATH, coco:FILE.json, panoptic:FILE.json, voc:FOLDER or tfds:NAME"
         _check_data("--data", self.data, _SCENES, takes)
         of_file, of_tfds = self.kind in ("coco", "panoptic"), self.kind == "tfds"
-        refuse_without_effect(
-            self,
-            [
-                (("images", "eval_data", "allow_outside", "background"), of_file, "--data coco:FILE or panoptic:FILE"),
-                (("eval_images",), self.eval_data is not None, "--eval-data"),
-                (("data_dir", "train_split", "eval_split"), of_tfds, "--data tfds:NAME"),
-                (("group",), not of_tfds and self.eval_data is None, "data whose evaluation images are drawn"),
-            ],
-        )
+        applies = [
+            (("images", "eval_data", "allow_outside", "background"), of_file, "--data coco:FILE or panoptic:FILE"),
+            (("eval_images",), self.eval_data is not None, "--eval-data"),
+            (("data_dir", "train_split", "eval_split"), of_tfds, "--data tfds:NAME"),
+            (("group",), not of_tfds and self.eval_data is None, "data whose evaluation images are drawn"),
+        ]
+        refuse_without_effect(self, applies)
         if self.eval_data is not None:
             _check_data(
                 "--eval-data", self.eval_data, {self.kind: _SCENES[self.kind]}, f"the kind of --data, {self.kind}:"
@@ -110,13 +108,11 @@ class SegmentFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_without_effect(
-            self,
-            [
-                (("data_service",), False, "batches of whole images"),
-                (("task",), self.recipe.head != "linear", "--head eomt, since the linear one knows classes of pixels"),
-            ],
-        )
+        applies = [
+            (("data_service",), False, "batches of whole images"),
+            (("task",), self.recipe.head != "linear", "--head eomt, since the linear one knows classes of pixels"),
+        ]
+        refuse_without_effect(self, applies)
         refuse_without_effect(self.execution, [(("inspect_every",), False, "models of classes")])
 
 
@@ -194,17 +190,15 @@ class DetectPredictOptions(CsvOptions):
             existing_file(self.like, "--like accepts an image of the example")
         if self.save is not None and pathlib.Path(self.save).exists():
             raise UserError(f"{self.save} exists, but --save accepts a new directory; choose another.")
-        refuse_without_effect(
-            self,
-            [
-                (("templates",), self.classes is not None, "--classes"),
-                (("port",), self.serve, "--serve"),
-                (("output",), not self.serve, "results outside of the page of --serve"),
-                (("like",), self.classes is None, "a search without --classes"),
-                (("box",), self.like is not None, "--like FILE"),
-                (("save",), (self.classes or self.like) is not None, "--classes or --like"),
-            ],
-        )
+        applies = [
+            (("templates",), self.classes is not None, "--classes"),
+            (("port",), self.serve, "--serve"),
+            (("output",), not self.serve, "results outside of the page of --serve"),
+            (("like",), self.classes is None, "a search without --classes"),
+            (("box",), self.like is not None, "--like FILE"),
+            (("save",), (self.classes or self.like) is not None, "--classes or --like"),
+        ]
+        refuse_without_effect(self, applies)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -260,8 +254,6 @@ class DetectFitOptions(TrainingOptions):
 
 def folders_of_splits(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
     """Return the folders of the training and the evaluation split; None if there is one of both."""
-    train, evaluation = (
-        next((root / name for name in names if (root / name).is_dir()), None)
-        for names in (TRAINING_NAMES, EVALUATION_NAMES)
-    )
-    return None if train is None or evaluation is None else (train, evaluation)
+    kinds = (TRAINING_NAMES, EVALUATION_NAMES)
+    train, evaluation = ([root / name for name in names if (root / name).is_dir()] for names in kinds)
+    return (train[0], evaluation[0]) if train and evaluation else None

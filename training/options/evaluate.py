@@ -93,13 +93,11 @@ class EvaluateOptions(CsvOptions):
     devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
 
     def __post_init__(self) -> None:
-        refuse_without_effect(
-            self,
-            [
-                (("templates",), self.classes is not None, "--classes"),
-                (("by_class",), self.coverage is not None, "--coverage"),
-            ],
-        )
+        applies = [
+            (("templates",), self.classes is not None, "--classes"),
+            (("by_class",), self.coverage is not None, "--coverage"),
+        ]
+        refuse_without_effect(self, applies)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,13 +46,11 @@ class FeatureOptions(ModelOptions):
     """Folder of keras-vit embed with the features of these images; they are then not computed."""
 
     def __post_init__(self) -> None:
-        refuse_without_effect(
-            self,
-            [
-                (("cache",), self.index is None, "features that are computed, without --index"),
-                (("resize",), self.crop_from is None, "images without --crop-from, which are stretched"),
-            ],
-        )
+        applies = [
+            (("cache",), self.index is None, "features that are computed, without --index"),
+            (("resize",), self.crop_from is None, "images without --crop-from, which are stretched"),
+        ]
+        refuse_without_effect(self, applies)
 
     def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
         """Return a model's own preprocessing with these options applied; --crop-from is a stretch and a center crop."""
@@ -62,8 +60,7 @@ class FeatureOptions(ModelOptions):
 
     def probe_command(self) -> tuple[str, ...]:
         """Return the command that makes a model of these features."""
-        workdir = ("--workdir", "runs/probe")
-        return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
+        return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), "--workdir", "runs/probe")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +76,6 @@ class ProbeOptions(FeatureOptions):
 
     @property
     def directory(self) -> pathlib.Path | None:
-        """The directory of the new run."""
         return None if self.workdir is None else to_path(self.workdir)
 
     def settings(self) -> dict[str, Any]:
@@ -102,7 +98,6 @@ class FewshotOptions(ProbeOptions):
     """Instead of --l2 try 2^-10 to 2^19, and choose the best on training images outside the shots."""
 
     def settings(self) -> dict[str, Any]:
-        """Return those of `ProbeOptions`, with the shots and the penalty."""
         shots = None if self.shots is None else list(self.shots)
         return {"command": "fewshot", **super().settings(), "shots": shots, "l2": self.l2, "sweep": self.sweep}
 
@@ -123,7 +118,6 @@ class LinearProbeOptions(ProbeOptions):
     patches, and a linear head. It measures only."""
 
     def settings(self) -> dict[str, Any]:
-        """Return those of `ProbeOptions`, with the strengths to choose from."""
         return {"command": "linear_probe", **super().settings(), "c": list(self.c)}
 
 
@@ -170,7 +164,6 @@ class EmbedOptions(ModelOptions):
 
     @property
     def folder(self) -> pathlib.Path:
-        """Where the features go."""
         return to_path(self.output)
 
     @property
@@ -231,7 +224,6 @@ class ReviewOptions(CsvOptions):
 
     @property
     def folder(self) -> pathlib.Path:
-        """Where the page goes."""
         return to_path(self.index) / "review" if self.output is None else to_path(self.output)
 
 

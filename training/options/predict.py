@@ -53,17 +53,15 @@ class PredictOptions(CsvOptions, ModelOptions):
             raise UserError("--runner needs --output with a folder for Parquet files, and makes no page; give that.")
         if self.runner is None:
             check_ending(self.output, OUTPUTS)
-        refuse_without_effect(
-            self,
-            [
-                (("port",), self.serve, "--serve"),
-                (("explain",), self.serve or (self.output or "").endswith(".html"), "--output FILE.html or --serve"),
-                (("output",), not self.serve, "results outside of the page of --serve"),
-                (("labels",), self.classes is None, "a model without --classes, which are its names"),
-                (("templates",), self.classes is not None, "--classes"),
-                (("excel", "raw"), (self.output or "").endswith(".csv"), "--output FILE.csv"),
-            ],
-        )
+        applies = [
+            (("port",), self.serve, "--serve"),
+            (("explain",), self.serve or (self.output or "").endswith(".html"), "--output FILE.html or --serve"),
+            (("output",), not self.serve, "results outside of the page of --serve"),
+            (("labels",), self.classes is None, "a model without --classes, which are its names"),
+            (("templates",), self.classes is not None, "--classes"),
+            (("excel", "raw"), (self.output or "").endswith(".csv"), "--output FILE.csv"),
+        ]
+        refuse_without_effect(self, applies)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

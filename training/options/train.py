@@ -40,14 +40,12 @@ class PretrainOptions(TrainingOptions):
         without_labels = (
             "recipes without labels, such as mae-vit-b16 (for classes, keras-vit finetune takes checkpoints)"
         )
-        refuse_without_effect(
-            self,
-            [
-                (("checkpoint", "knn_every"), self.recipe.learns_features, without_labels),
-                (("knn_every",), self.devices.strategy != "multi-worker", "one machine"),
-                (("chips",), self.dry_run and self.recipe.target == "classes", "--dry-run and --target classes"),
-            ],
-        )
+        applies = [
+            (("checkpoint", "knn_every"), self.recipe.learns_features, without_labels),
+            (("knn_every",), self.devices.strategy != "multi-worker", "one machine"),
+            (("chips",), self.dry_run and self.recipe.target == "classes", "--dry-run and --target classes"),
+        ]
+        refuse_without_effect(self, applies)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,18 +94,16 @@ class FinetuneOptions(TrainingOptions):
         recipe, whole = self.recipe, self.recipe.lora == 0 and self.wise_ft == 1.0
         one_class = recipe.loss == "softmax" and recipe.teacher is None and whole
         here = not self.dry_run and self.data_service is None and self.devices.strategy != "multi-worker"
-        refuse_without_effect(
-            self,
-            [
-                (("unlabelled",), one_class, "one class per image, without --loss, --teacher, --lora and --wise-ft"),
-                (("unlabelled",), here, "runs here, without --dry-run, --data-service and --strategy multi-worker"),
-                (("templates",), self.zero_shot_head, "--zero-shot-head"),
-                (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
-                (("wise_ft",), not recipe.lora, "whole weights, without --lora"),
-                (("channels", "num_heads", "new_head"), not self.zero_shot_head, "checkpoints without a text tower"),
-                (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
-            ],
-        )
+        applies = [
+            (("unlabelled",), one_class, "one class per image, without --loss, --teacher, --lora and --wise-ft"),
+            (("unlabelled",), here, "runs here, without --dry-run, --data-service and --strategy multi-worker"),
+            (("templates",), self.zero_shot_head, "--zero-shot-head"),
+            (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
+            (("wise_ft",), not recipe.lora, "whole weights, without --lora"),
+            (("channels", "num_heads", "new_head"), not self.zero_shot_head, "checkpoints without a text tower"),
+            (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
+        ]
+        refuse_without_effect(self, applies)
         has_weights_alone = (self.checkpoint or "").endswith(KERAS_WEIGHTS)
         if (self.model is None) == (self.checkpoint is None or has_weights_alone):
             raise UserError(

@@ -37,13 +37,11 @@ from training.prediction.classifier import try_to_read
 FACTS = "anomaly.json"
 # Most patches in memory; most numbers of all patches of good parts (2 GiB); every fifth good part is held out.
 _MOST_PATCHES, _MOST_NUMBERS, _HELD_OUT = 10_000, 2**29, 5
-# Distortion of distances by the random projection, as in PatchCore's code and anomalib.
-_EPSILON = 0.9
+_EPSILON = 0.9  # distortion of distances by the random projection, as in PatchCore's code and anomalib
 # Images on which the SavedModel is compared, and its largest difference that rounding explains, relative to the
 # largest score or to 1. Distances are roots, which double the relative error of a small square.
 _COMPARED, _TOLERANCE = 4, 1e-3
-# Longest side of an image on the page, in pixels.
-_SIDE = 320
+_SIDE = 320  # longest side of an image on the page, in pixels
 
 
 @dataclasses.dataclass(frozen=True)

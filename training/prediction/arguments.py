@@ -9,14 +9,7 @@ from keras_vit.cli import parser
 from keras_vit.cli.parser import Given, Options
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.remote import matching
-from keras_vit.images.formats import (
-    format_list,
-    is_hidden,
-    is_image_name,
-    looks_like_image,
-    others_line,
-    visible_files,
-)
+from keras_vit.images.formats import format_list, is_hidden, is_image_name, looks_like_image, others_line, visible_files
 from keras_vit.text.classes import is_text_file
 
 # How the file of a model is called, and no image.
@@ -84,25 +77,24 @@ def check_images(run: str, images: Sequence[str], serve: bool, classes: Sequence
 def find_images(names: Sequence[str]) -> list[pathlib.Path]:
     """Return the files that names of files and folders and patterns stand for, each once.
 
-    Those of a folder are in alphabetical order, without hidden ones and without files that neither are called like a
+    Those of a folder are in alphabetical order, without hidden ones and without files that neither are called like an
     image nor hold one. Links in a folder that lead to a folder, which are not followed, or nowhere are among them,
-    since `predict` names what it cannot read. Raises UserError for a name without files. Whether a file can be decoded
-    is not checked.
+    since `predict` names what it cannot read. Raises UserError for a name without files.
     """
     every: dict[pathlib.Path, None] = {}
     for name in names:
         path = pathlib.Path(name)
         if path.is_dir():
             files = _files_in(path)
+        elif path.is_file():
+            files = [path]
         else:
-            files = (
-                [path] if path.is_file() else sorted(filter(pathlib.Path.is_file, map(pathlib.Path, matching(name))))
-            )
+            files = sorted(filter(pathlib.Path.is_file, map(pathlib.Path, matching(name))))
         if not files:
-            what = "The folder {!r} has no image" if path.is_dir() else "There is no image {!r}"
+            what = f"The folder {name!r} has no image" if path.is_dir() else f"There is no image {name!r}"
             raise UserError(
-                f"{what.format(name)} of a supported format ({format_list()}); give files, folders, or patterns such "
-                "as 'pictures/*.png'."
+                f"{what} of a supported format ({format_list()}); give files, folders, or patterns such as "
+                "'pictures/*.png'."
             )
         every |= dict.fromkeys(files)
     return list(every)

@@ -66,7 +66,6 @@ class Prediction:
         return self.ranked.chosen if self.ranked else ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as an object of JSON."""
         if self.ranked is None:
             return {"picture": self.name, "problem": self.problem}
         fields: dict[str, Any] = {"picture": self.name, "rejected": self.ranked.is_rejected}
@@ -111,14 +110,12 @@ class Classifier:
         ranked = [*self.scoring.rank(logits, self.labels)]
         if scorer is not None:
             scores = np.asarray(scorer.score(inside["pre_logits"], inside["logits"])).tolist()
+            pairs = zip(ranked, scores, strict=True)
             ranked = [
-                dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold)
-                for each, score in zip(ranked, scores, strict=True)
+                dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold) for each, score in pairs
             ]
-        return [
-            Prediction(image.name, classes, maps=of_image)
-            for image, classes, of_image in zip(images, ranked, maps, strict=True)
-        ]
+        rows = zip(images, ranked, maps, strict=True)
+        return [Prediction(image.name, classes, maps=of_image) for image, classes, of_image in rows]
 
     @functools.cached_property
     def _network(self) -> keras.Model:
@@ -229,13 +226,11 @@ def classified(classifier: Classifier, batch: Sequence[ReadFile], *, with_images
     predictions = iter(zip(classifier.classify(good) if good else [], good, strict=True))
     results = []
     for file, _, problem in batch:
-        name = shown(str(file))
-        if problem is not None:
-            results.append(Prediction(name, problem=problem))
-            continue
-        prediction, image = next(predictions)
-        prediction = classifier.with_image(prediction, image) if with_images else prediction
-        results.append(dataclasses.replace(prediction, name=name))
+        prediction = Prediction("", problem=problem)
+        if problem is None:
+            prediction, image = next(predictions)
+            prediction = classifier.with_image(prediction, image) if with_images else prediction
+        results.append(dataclasses.replace(prediction, name=shown(str(file))))
     return results
 
 

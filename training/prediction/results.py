@@ -42,32 +42,20 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
             print(f"Not classified: {each.name}: {each.problem.removeprefix(f'{pathlib.Path(each.name).name} is ')}")
     num_read = sum(each.ranked is not None for each in predictions)
     if output and (num_read or not output.endswith(".html")):
-        with atomic_write(pathlib.Path(output)) as temporary:
-            _write(temporary, classifier, predictions, shown, options)
+        with atomic_write(pathlib.Path(output)) as file:
+            if output.endswith(".csv"):
+                rows = _csv_rows(predictions, multi_label=classifier.scoring.is_multi_label)
+                write_csv(file, rows, raw=options.raw, encoding="utf-8-sig" if options.excel else "utf-8")
+            elif output.endswith(".parquet"):
+                write_parquet(file, predictions)
+            elif output.endswith(".json"):
+                text = json.dumps([each.as_json() for each in predictions], indent=2)
+                file.write_text(f"{text}\n", encoding="utf-8")
+            else:
+                problems = {each.name: each.problem for each in shown if each.problem}
+                file.write_text(classifier.page(shown, problems), encoding="utf-8")
         print(f"Results are in {output}.")
     check_some_read(num_read)
-
-
-def _write(
-    file: pathlib.Path,
-    classifier: Classifier,
-    predictions: Sequence[Prediction],
-    shown: Sequence[Prediction],
-    options: PredictOptions,
-) -> None:
-    """Write a file in the form that the ending of `--output` says; `shown` are the predictions for people."""
-    output = options.output or ""
-    if output.endswith(".csv"):
-        rows = _csv_rows(predictions, multi_label=classifier.scoring.is_multi_label)
-        write_csv(file, rows, raw=options.raw, encoding="utf-8-sig" if options.excel else "utf-8")
-    elif output.endswith(".parquet"):
-        write_parquet(file, predictions)
-    elif output.endswith(".json"):
-        text = json.dumps([each.as_json() for each in predictions], indent=2)
-        file.write_text(f"{text}\n", encoding="utf-8")
-    else:
-        problems = {each.name: each.problem for each in shown if each.problem}
-        file.write_text(classifier.page(shown, problems), encoding="utf-8")
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
@@ -88,11 +76,11 @@ def _table(predictions: Sequence[Prediction]) -> str:
     if not rows:
         return ""
     header = ["image", *("most likely", "second", "third", "fourth", "fifth")[:best]]
-    table = markdown_table(header, rows, num_text_columns=len(header))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-    while table.find("\n") > width and len(header) > 2:
-        header, rows = header[:-1], [row[:-1] for row in rows]
-        table = markdown_table(header, rows, num_text_columns=len(header))
+    for count in range(len(header), 1, -1):
+        table = markdown_table(header[:count], [row[:count] for row in rows], num_text_columns=count)
+        if table.find("\n") <= width:
+            break
     return table
 
 
@@ -141,10 +129,7 @@ def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None
     text, number, truth = pyarrow.string(), pyarrow.float64(), pyarrow.bool_()
     images = [each.as_json() for each in predictions]
     for image, each in zip(images, predictions, strict=True):
-        image |= {
-            "classes": [name for name, _ in each.classes],
-            "probabilities": [share for _, share in each.classes],
-        }
+        image |= {"classes": [name for name, _ in each.classes], "probabilities": [share for _, share in each.classes]}
     types = {
         "picture": text, "classes": pyarrow.list_(text), "probabilities": pyarrow.list_(number), "rejected": truth,
         "unknown": truth, "unknown_score": number, "problem": text,

@@ -31,15 +31,11 @@ _REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allo
 
 
 class ImageAnswerer(Protocol):
-    """Answers for an image that is dropped on the page."""
+    """Answers for the bytes of an image: a page, or values for a program. Raises UserError for bytes that are none."""
 
-    def answer(self, data: bytes, name: str) -> str:
-        """HTML text for the bytes of an image. Raises UserError if they are none."""
-        ...
+    def answer(self, data: bytes, name: str) -> str: ...
 
-    def values(self, data: bytes, name: str) -> dict[str, Any]:
-        """Return the same for a program, as `--output X.json` has it. Raises UserError for bytes that are none."""
-        ...
+    def values(self, data: bytes, name: str) -> dict[str, Any]: ...
 
 
 class _Page:
@@ -102,10 +98,10 @@ def open_server(model: ImageAnswerer, port: int, title: str = "Classify an image
     server = waitress.create_server(
         _Page(model, title),
         sockets=[listener],
-        connection_limit=_CONNECTIONS + 2,  # with its own socket and the one that wakes it
         channel_timeout=_SILENCE,
         cleanup_interval=1,
         log_socket_errors=False,
+        connection_limit=_CONNECTIONS + 2,  # with its own socket and the one that wakes it
         max_request_body_size=_LARGEST + 1,
     )
     server.channel_class = _Channel

@@ -162,12 +162,7 @@ def _fields_that_stay(recipe: Recipe, used: Recipe) -> set[str]:
 
 
 def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
-    """Return sentences for few or uneven training images, and none where there is nothing to say.
-
-    Args:
-        counts: training images of each class.
-        from_scratch: whether the model has random initial weights.
-    """
+    """Return sentences for few or uneven training images; counts: of each class."""
     least, median, most = min(counts), statistics.median(counts), max(counts)
     few = from_scratch and median < FEW_PER_CLASS
     uneven = most >= UNBALANCED * least

@@ -84,8 +84,8 @@ def bit_hyperrule(numbers: HyperRule, num_examples: int, image_size: tuple[int, 
     and in the resolution: the paper uses 480, cropped from 512, only for its largest model, R152x4. The TensorFlow and
     JAX code flips every image; the PyTorch code flips at random, as this recipe does.
     """
-    small, medium = num_examples < 20_000, num_examples < 500_000
-    steps = 500 if small else 10_000 if medium else 20_000
+    small = num_examples < 20_000
+    steps = 500 if small else 10_000 if num_examples < 500_000 else 20_000
     stairs, warmup_steps = (0.3, 0.6, 0.9), 0
     resize_to, side = (448, 384)
     if numbers == "code":

@@ -46,10 +46,9 @@ class Request(Generic[Options, AnyRecipe]):
 
 
 def with_crop(given: Given, recipe: Recipe) -> Given:
-    """Return the options that were given, with `--crop-from` for their resize and image size.
+    """Return the options that were given, with `--crop-from` for their resize and image size, unless it is given.
 
-    It grows with the image size, so that the model sees the same part of an image as with the recipe's own; crop and
-    pad have none. Nothing is added where it is given, or where the recipe has none to grow.
+    It grows with the image size, so that the model sees the same part of an image as with the recipe's own.
     """
     crop_from, image_size, resize = (("recipe", field) for field in ("crop_from", "image_size", "resize"))
     if recipe.crop_from is None or crop_from in given:

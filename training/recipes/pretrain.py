@@ -387,9 +387,7 @@ def find_recipe(name: str, others: Sequence[str] = ()) -> PretrainRecipe:
         return RECIPES[name]
     if match := _AUGREG_NAME.fullmatch(name):
         return augreg(
-            match["model"],
-            match["data"],
-            match["augmentation"],
+            *match.group("model", "data", "augmentation"),
             regularized=bool(match["regularized"]),
             weight_decay=0.03 if match["weak"] else 0.1,
         )

@@ -39,8 +39,6 @@ _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 _RGB = np.array([[int(color[place : place + 2], 16) for place in (1, 3, 5)] for color in _COLORS], np.float32)
 # Longest side of an image on a page, and the share of a segment's color.
 _LONGEST, _SHARE = 480, 0.55
-
-
 # Draws of the bootstrap over the images.
 _DRAWS = 500
 _MOST_SHOWN = 12
@@ -243,10 +241,8 @@ _WORDS = {"mean_iou": "mean IoU", "pixel_accuracy": "pixel accuracy", "ap": "mas
 def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
     """Write segmentation.json, segmentation.md and segmentation.html, the page of the worst images."""
     metrics, kind = evaluation.metrics, evaluation.segmenter.kind
-    values = ", ".join(
-        f"{_WORDS.get(name, name.upper())} {with_interval(metrics[name], metrics['intervals'].get(name))}"
-        for name in _MAIN[kind]
-    )
+    intervals = [(name, with_interval(metrics[name], metrics["intervals"].get(name))) for name in _MAIN[kind]]
+    values = ", ".join(f"{_WORDS.get(name, name.upper())} {interval}" for name, interval in intervals)
     sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation images."
     if kind == "instance":
         sentence += f" AP is a mean over all scores; predict writes those from {SEGMENT_THRESHOLD} on."

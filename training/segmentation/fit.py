@@ -33,12 +33,13 @@ def fit(options: SegmentFitOptions, setup: Setup) -> Run:
             f"An image has up to {batches.num_targets} segments, but there are {recipe.num_queries} queries, each of "
             f"which finds one; give --num-queries {batches.num_targets} or more."
         )
-
-    def make_model(num_classes: int) -> keras.Model:
-        return segmenter_to_train(backbone, num_classes, batches.stuff, options)
-
     run = run_training(
-        options, setup, make_model, command="segment", recipe_name=recipe.head, checkpoint=options.checkpoint
+        options,
+        setup,
+        lambda num_classes: segmenter_to_train(backbone, num_classes, batches.stuff, options),
+        command="segment",
+        recipe_name=recipe.head,
+        checkpoint=options.checkpoint,
     )
     if not options.dry_run:
         segmenter = open_segmenter(Run.open(str(run.path)))

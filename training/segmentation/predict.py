@@ -79,14 +79,15 @@ class MaskWriter:
         file = self._folder / _MASKS / mask
         file.parent.mkdir(parents=True, exist_ok=True)
         if self._has_numbers:
-            PIL.Image.fromarray(class_numbers(self._segmenter, answer)).save(file)
+            # From 256 classes on in 16 bits, since 255 is ignored in 8 bits.
+            kind = np.uint8 if len(self._segmenter.labels) < 256 else np.uint16
+            PIL.Image.fromarray(class_map(answer).astype(kind)).save(file)
             return
         write_panoptic_png(answer.map, file)
         image_id, (height, width) = len(self._images) + 1, answer.map.shape
         self._images.append({"id": image_id, "file_name": name.as_posix(), "height": height, "width": width})
-        self._segments.append(
-            {"image_id": image_id, "file_name": mask.as_posix(), "segments_info": _segments_info(answer)}
-        )
+        infos = _segments_info(answer)
+        self._segments.append({"image_id": image_id, "file_name": mask.as_posix(), "segments_info": infos})
         for number, inside in enumerate(answer.masks if answer.masks is not None else ()):
             own = {"id": len(self._objects) + 1, "image_id": image_id, **_annotation(answer, number, inside)}
             own["segmentation"]["counts"] = own["segmentation"]["counts"].decode("ascii")
@@ -105,9 +106,8 @@ class MaskWriter:
         common = {"images": self._images, "categories": categories}
         (self._folder / _PANOPTIC).write_text(json.dumps(common | {"annotations": self._segments}), encoding="utf-8")
         if self._segmenter.kind == "instance":
-            (self._folder / _INSTANCES).write_text(
-                json.dumps(common | {"annotations": self._objects}), encoding="utf-8"
-            )
+            text = json.dumps(common | {"annotations": self._objects})
+            (self._folder / _INSTANCES).write_text(text, encoding="utf-8")
 
     def _free_name(self, name: pathlib.PurePath) -> pathlib.PurePath:
         """Return the path of the mask, which no other image has: of a.jpg a.png, beside a.bmp a.bmp.png."""
@@ -132,11 +132,6 @@ def _segments_info(answer: FoundSegments) -> list[dict[str, Any]]:
 def _annotation(answer: FoundSegments, number: int, mask: np.ndarray) -> dict[str, Any]:
     own = mask_annotation(mask, int(answer.labels[number]))
     return own | {"iscrowd": 0, "score": float(answer.scores[number])}
-
-
-def class_numbers(segmenter: Segmenter, answer: FoundSegments) -> np.ndarray:
-    """The classes (h, w) of a semantic model: uint8, or uint16 from 256 classes on, since 255 is ignored in 8 bits."""
-    return class_map(answer).astype(np.uint8 if len(segmenter.labels) < 256 else np.uint16)
 
 
 def _listed(segmenter: Segmenter, answer: FoundSegments) -> str:

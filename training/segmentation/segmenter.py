@@ -11,7 +11,7 @@ from keras_vit import UserError, preprocessing_of, task_of
 from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig, SegmentationConfig, SegmentationTask
 from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
-from training.data.annotations.masks import NONE
+from training.data.annotations.masks import NONE, UNCOUNTED
 
 # Objects of an image at most, as in COCO. Values of the maps that are made of them at a time.
 _TOP, _MOST_VALUES = 100, 2**24
@@ -33,10 +33,8 @@ class FoundSegments:
     def likely(self, threshold: float) -> "FoundSegments":
         """Those of instance from a score on; they are sorted by it."""
         count = int(np.count_nonzero(self.scores >= threshold))
-        masks = None if self.masks is None else self.masks[:count]
-        return FoundSegments(
-            self.labels[:count], self.scores[:count], masks, np.where(self.map < count, self.map, NONE)
-        )
+        masks, numbers = None if self.masks is None else self.masks[:count], np.where(self.map < count, self.map, NONE)
+        return FoundSegments(self.labels[:count], self.scores[:count], masks, numbers)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,22 +116,18 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
         raise UserError(f"{run.name} has a linear head, which tells classes of pixels alone; leave --task {task} out.")
     labels, model = run.labels_of(own.num_classes), run.model
     if preprocessing_of(model).resize not in ("stretch", "pad"):
-        model = _whole_images(model)
+        from training.loop.build import rebuilt
+
+        # Whole images, where the original divides them into windows.
+        whole = preprocessing_of(model).with_resize("pad", None, background="black")
+        model = rebuilt(model, dataclasses.replace(whole, padding="after"))
     return Segmenter(run.name, model, labels, own)
 
 
-def _whole_images(model: keras.Model) -> keras.Model:
-    """Return the model with a preprocessing that shows whole images, where the original divides them into windows."""
-    from training.loop.build import rebuilt
-
-    whole = dataclasses.replace(preprocessing_of(model).with_resize("pad", None, background="black"), padding="after")
-    return rebuilt(model, whole)
-
-
-def class_map(answer: FoundSegments | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
-    """Return the class of each pixel (h, w) int32: `none` where there is no segment, and UNCOUNTED stays."""
+def class_map(answer: FoundSegments | tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Return the class of each pixel (h, w) int32: NONE where there is no segment, and UNCOUNTED stays."""
     labels, numbers = (answer.labels, answer.map) if isinstance(answer, FoundSegments) else answer
-    return np.append(labels, [-2, none]).astype(np.int32)[numbers]
+    return np.append(labels, [UNCOUNTED, NONE]).astype(np.int32)[numbers]
 
 
 def names_of(labels: Sequence[str], answer: FoundSegments) -> list[tuple[str, float]]:

@@ -153,14 +153,12 @@ def _write_weights(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> No
 
 def dense(name: str, key: str, transform: keys.Transform = keys.SAME) -> tuple[keys.Rule, ...]:
     """The rules of a dense layer or convolution."""
-    return tuple(
-        keys.Rule((f"{name}/{leaf}",), f"{key}/vars/{n}", transform) for n, leaf in enumerate(("kernel", "bias"))
-    )
+    return keys.indexed(name, f"{key}/vars", transform)
 
 
 def norm(name: str, key: str) -> tuple[keys.Rule, ...]:
     """The rules of a LayerNorm."""
-    return tuple(keys.Rule((f"{name}/{leaf}",), f"{key}/vars/{n}") for n, leaf in enumerate(("scale", "bias")))
+    return keys.indexed_norm(name, f"{key}/vars")
 
 
 def _attention(name: str, key: str) -> tuple[keys.Rule, ...]:
@@ -178,30 +176,27 @@ class _Parts(NamedTuple):
     """The names of the parts of a block."""
 
     norms: tuple[str, str]
-    attention: str
+    attention: str | dict[str, str]
+    """Of Keras' MultiHeadAttention, or of dense layers by name."""
     mlp: tuple[str, ...]
 
 
 _VIT = _Parts(("layer_norm_1", "layer_norm_2"), "mha", ("mlp/dense_1", "mlp/dense_2"))
 _DEIT = _VIT._replace(mlp=("mlp/dense", "output_layer/dense"))
 _DINOV2 = _Parts(("norm1", "norm2"), "attention/attention", ("mlp/fc1", "mlp/fc2"))
-_DINOV3 = _Parts(("norm1", "norm2"), "attention", ("mlp/up_proj", "mlp/down_proj", "mlp/gate_proj"))
+_PLAIN = {part: f"attention/{part}_dense" for part in keys.QKV} | {"out": "attention/output_dense"}
+_DINOV3 = _Parts(("norm1", "norm2"), _PLAIN, ("mlp/up_proj", "mlp/down_proj", "mlp/gate_proj"))
 _SIGLIP = _Parts(("layer_norm1", "layer_norm2"), "self_attn", ("mlp/fc1", "mlp/fc2"))
 _CLIP = _Parts(("layer_norm_1", "layer_norm_2"), "attention", ("dense_1", "dense_2"))
 
 
 def _block(layer: str, parts: _Parts, to: str = keys.BLOCK) -> tuple[keys.Rule, ...]:
     """The rules of an encoder block, whose keys begin with `layer`."""
-    plain, of_attention = dict[str, str](), tuple[keys.Rule, ...]()
-    if parts is _DINOV3:  # which has plain dense layers
-        plain = {
-            name: f"attention/{key}_dense" for name, key in zip((*keys.QKV, "out"), (*keys.QKV, "output"), strict=True)
-        }
-    else:
-        of_attention = _attention(f"{to}MultiHeadDotProductAttention_1/", layer + parts.attention)
-    scales = "layer_scale{n}/vars/0"
+    plain, scales = parts.attention if isinstance(parts.attention, dict) else {}, "layer_scale{n}/vars/0"
     rules = keys.block_rules(layer, parts.norms, plain, parts.mlp, scales, to, dense=dense, norm=norm)
-    return (*of_attention, *rules)
+    if isinstance(parts.attention, dict):
+        return rules
+    return *_attention(f"{to}MultiHeadDotProductAttention_1/", layer + parts.attention), *rules
 
 
 def text_block(name: str, layer: str, to: str) -> tuple[keys.Rule, ...]:
@@ -228,22 +223,16 @@ def _vit_layout(*, distilled: bool, two_heads: bool) -> Layout:
 
 
 def _dinov2_layout(*, gated: bool) -> Layout:
-    embedding, layer, mlp = "layers/dinov2_embedding/", "layers/dinov2_encoder/layers/dinov2_layer_{i}/", keys.BLOCK
+    embedding, layer = "layers/dinov2_embedding/", "layers/dinov2_encoder/layers/dinov2_layer_{i}/"
+    mlp = f"{keys.BLOCK}MlpBlock_3/"
     parts = _DINOV2._replace(mlp=()) if gated else _DINOV2
-    packed = tuple(
-        keys.Rule(
-            (f"{mlp}MlpBlock_3/gate/{leaf}", f"{mlp}MlpBlock_3/Dense_0/{leaf}"),
-            f"{layer}mlp/weights_in/vars/{n}",
-            axis=-1,
-        )
-        for n, leaf in enumerate(("kernel", "bias"))
-    )
+    packed = keys.indexed_parts((f"{mlp}gate", f"{mlp}Dense_0"), f"{layer}mlp/weights_in/vars")
     rules = (
         keys.Rule(("cls",), f"{embedding}cls_token"),
         keys.Rule(("registers/tokens",), f"{embedding}register_tokens"),
         keys.Rule((keys.POSITIONS,), f"{embedding}position_embeddings"),
         *dense("embedding", f"{embedding}patch_embeddings/projection"),
-        *((*packed, *dense(f"{mlp}MlpBlock_3/Dense_1", f"{layer}mlp/weights_out")) if gated else ()),
+        *((*packed, *dense(f"{mlp}Dense_1", f"{layer}mlp/weights_out")) if gated else ()),
         *_block(layer, parts),
         *norm("Transformer/encoder_norm", "layers/layer_normalization"),
     )
@@ -397,12 +386,8 @@ def _settings(name: str, config: dict) -> dict[str, Any]:
     scale = number(config, "layer_scale_init_value", float) or 1.0
     if name == "DINOV3Backbone":
         check_supported("rope_theta", config.get("rope_theta", 100.0), [100.0])
-        epsilon = number(config, "layer_norm_eps", float) or 1e-5
-        return {
-            "gelu": gelu_of(config.get("hidden_activation", "gelu")),
-            "layer_norm_epsilon": epsilon,
-            "layer_scale": scale,
-        }
+        gelu, epsilon = gelu_of(config.get("hidden_activation", "gelu")), number(config, "layer_norm_eps", float)
+        return {"gelu": gelu, "layer_norm_epsilon": epsilon or 1e-5, "layer_scale": scale}
     gated, hidden = bool(config.get("use_swiglu_ffn")), number(config, "intermediate_dim")
     position_shape: Any = config.get("position_embedding_shape")
     is_shape = isinstance(position_shape, list) and len(position_shape) >= 2
@@ -479,21 +464,14 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
             "position_embedding": ("rotary",),
             "classifier": without_head,
         },
-        "SigLIPVisionEncoder": {
-            "gelu": None,
-            "layer_norm_epsilon": (1e-6,),
-            "classifier": ("map",) * (not model.num_classes),
-        },
+        "SigLIPVisionEncoder": {"layer_norm_epsilon": (1e-6,), "classifier": ("map",) * (not model.num_classes)},
         "CLIPVisionEncoder": {
-            "gelu": None,
-            "layer_norm_epsilon": (1e-5,),
-            "pre_norm": (True,),
-            "patch_bias": (False,),
-            "classifier": without_head,
-            "head_bias": None,
+            **{"layer_norm_epsilon": (1e-5,), "classifier": without_head},
+            **{"pre_norm": (True,), "patch_bias": (False,), "head_bias": None},
         },
     }
-    return {**DEFAULTS, "prefix_positions": None, **own[family]}
+    free = ("prefix_positions", *(("gelu",) * family.endswith("VisionEncoder")))
+    return {**DEFAULTS, **dict.fromkeys(free, None), **own[family]}
 
 
 def _layout_for(model: Blueprint) -> Layout:
@@ -542,22 +520,15 @@ def _write_config(model: Blueprint) -> dict[str, dict]:
 
 def _own_fields(family: str, config: ViTConfig, size: tuple[int, int], channels: int) -> dict[str, Any]:
     """The fields of a family beside those of all."""
+    own: dict[str, Any]
     epsilon = config.layer_norm_epsilon
-    if family == "ViTBackbone":
-        return {
-            "layer_norm_epsilon": epsilon,
-            "use_class_token": config.has_class_token,
-            "use_patch_bias": config.patch_bias,
-        }
-    if family == "DeiTBackbone":
-        return {"layer_norm_epsilon": epsilon}
+    if family in ("ViTBackbone", "DeiTBackbone"):
+        own = {"use_class_token": config.has_class_token, "use_patch_bias": config.patch_bias}
+        return {"layer_norm_epsilon": epsilon, **(own if family == "ViTBackbone" else {})}
     if family in ("CLIPVisionEncoder", "SigLIPVisionEncoder"):
         return {"intermediate_activation": ACTIVATIONS[config.gelu]}
-    own: dict[str, Any] = {
-        "layer_scale_init_value": config.layer_scale,
-        "num_register_tokens": config.num_registers,
-        "use_mask_token": False,
-    }
+    own = {"layer_scale_init_value": config.layer_scale, "num_register_tokens": config.num_registers}
+    own["use_mask_token"] = False
     if family == "DINOV2Backbone":
         hidden = next((n for n in range(1, 2 * config.mlp_dim) if (n * 2 // 3 + 7) // 8 * 8 == config.mlp_dim), None)
         if config.gated_mlp and hidden is None:

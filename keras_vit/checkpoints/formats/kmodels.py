@@ -60,22 +60,6 @@ def open_configs(path: pathlib.Path) -> dict[str, dict]:
     return {**files, CONFIG: {**files.get(CONFIG, {}), "grid": grid}}
 
 
-def _dense(name: str, key: str) -> tuple[keys.Rule, keys.Rule]:
-    return keys.Rule((f"{name}/kernel",), f"{key}/0"), keys.Rule((f"{name}/bias",), f"{key}/1")
-
-
-def _norm(name: str, key: str) -> tuple[keys.Rule, keys.Rule]:
-    return keys.Rule((f"{name}/scale",), f"{key}/0"), keys.Rule((f"{name}/bias",), f"{key}/1")
-
-
-def _packed(names: tuple[str, ...], key: str) -> tuple[keys.Rule, ...]:
-    """The rules of dense layers that are one in the file."""
-    return tuple(
-        keys.Rule(tuple(f"{name}/{leaf}" for name in names), f"{key}/{n}", axis=-1)
-        for n, leaf in enumerate(("kernel", "bias"))
-    )
-
-
 def _block(
     layer: str,
     attention: Mapping[str, str],
@@ -85,8 +69,8 @@ def _block(
     norm: str = "layernorm_",
     scale: str = "layerscale_",
 ) -> tuple[keys.Rule, ...]:
-    norms = f"{norm}1", f"{norm}2"
-    return keys.block_rules(layer, norms, attention, mlp, f"{scale}{{n}}/0", to, dense=_dense, norm=_norm)
+    norms, kinds = (f"{norm}1", f"{norm}2"), {"dense": keys.indexed, "norm": keys.indexed_norm}
+    return keys.block_rules(layer, norms, attention, mlp, f"{scale}{{n}}/0", to, **kinds)
 
 
 _MLP = {"Dense_0": "dense_1", "Dense_1": "dense_2"}
@@ -96,18 +80,18 @@ _OF_TOWER = {name: f"self_attn_{name[0]}_proj" for name in keys.QKV} | {"out": "
 
 def vit_layout(arrays: Collection[str]) -> Layout:
     gated, mlp = f"{BLOCK}weights_in/0".format(i=0) in arrays, f"{keys.BLOCK}MlpBlock_3/"
-    packed = _packed((f"{mlp}gate", f"{mlp}Dense_0"), f"{BLOCK}weights_in") if gated else ()
+    packed = keys.indexed_parts((f"{mlp}gate", f"{mlp}Dense_0"), f"{BLOCK}weights_in") if gated else ()
     rules = (
         keys.Rule(("cls",), "cls_token/0"),
         keys.Rule(("distillation/tokens",), "cls_token/1"),
         keys.Rule((keys.POSITIONS,), "pos_embed/0"),
-        *_dense("embedding", "conv1"),
+        *keys.indexed("embedding", "conv1"),
         *packed,
-        *_packed(keys.PROJECTIONS, f"{BLOCK}attn_qkv"),
+        *keys.indexed_parts(keys.PROJECTIONS, f"{BLOCK}attn_qkv"),
         *_block(BLOCK, {"out": "attn_proj"}, {"Dense_1": "weights_out"} if gated else _MLP),
-        *_norm("Transformer/encoder_norm", "final_layernorm"),
-        *_dense("head", "predictions"),
-        *_dense("head_distillation", "predictions_dist"),
+        *keys.indexed_norm("Transformer/encoder_norm", "final_layernorm"),
+        *keys.indexed("head", "predictions"),
+        *keys.indexed("head_distillation", "predictions_dist"),
     )
     # Of a table without a row of the class token, that number alone is the number of patches.
     return Layout(rules, gelu="silu" if gated else "erf", resampler="bilinear-keras", prefix_positions=None)
@@ -118,9 +102,9 @@ def dinov3_layout(*, gated: bool) -> Layout:
     rules = (
         keys.Rule(("cls",), "cls_token/0"),
         keys.Rule(("registers/tokens",), "register_tokens/0"),
-        *_dense("embedding", "patch_embed"),
+        *keys.indexed("embedding", "patch_embed"),
         *_block(BLOCK, _SEPARATE, mlp),
-        *_norm("Transformer/encoder_norm", "final_layernorm"),
+        *keys.indexed_norm("Transformer/encoder_norm", "final_layernorm"),
     )
     return Layout(rules, gelu="erf", layer_norm_epsilon=1e-5, settings={"position_embedding": "rotary"})
 
@@ -130,27 +114,27 @@ def _siglip_layout() -> Layout:
     pooling = "MAPHead_0/MultiHeadDotProductAttention_0/"
     rules = (
         keys.Rule((keys.POSITIONS,), f"{_VISION}embeddings_position_embedding/0", keys.TABLE),
-        *_dense("embedding", f"{_VISION}embeddings_patch_embedding_conv"),
+        *keys.indexed("embedding", f"{_VISION}embeddings_patch_embedding_conv"),
         *_block(_TOWER_BLOCK, _OF_TOWER, _MLP),
-        *_norm("Transformer/encoder_norm", f"{_VISION}final_layernorm"),
+        *keys.indexed_norm("Transformer/encoder_norm", f"{_VISION}final_layernorm"),
         keys.Rule(("MAPHead_0/probe",), f"{head}probe/0"),
-        *_packed(tuple(f"{pooling}{name}" for name in keys.QKV), f"{head}attention_in_proj"),
-        *_dense(f"{pooling}out", f"{head}attention_out_proj"),
-        *_norm("MAPHead_0/LayerNorm_0", f"{head}layernorm"),
-        *_dense("MAPHead_0/MlpBlock_0/Dense_0", f"{head}dense_1"),
-        *_dense("MAPHead_0/MlpBlock_0/Dense_1", f"{head}dense_2"),
+        *keys.indexed_parts(tuple(f"{pooling}{name}" for name in keys.QKV), f"{head}attention_in_proj"),
+        *keys.indexed(f"{pooling}out", f"{head}attention_out_proj"),
+        *keys.indexed_norm("MAPHead_0/LayerNorm_0", f"{head}layernorm"),
+        *keys.indexed("MAPHead_0/MlpBlock_0/Dense_0", f"{head}dense_1"),
+        *keys.indexed("MAPHead_0/MlpBlock_0/Dense_1", f"{head}dense_2"),
     )
     return Layout(rules, resampler="bilinear-keras", ignored=(_TEXT, "sig_lip_logit_scale_bias"))
 
 
 def eomt_layout(*, gated: bool) -> Layout:
     mlp, upscale = f"{keys.BLOCK}MlpBlock_3/", "upscale_block_{i}_"
-    packed = _packed((f"{mlp}gate", f"{mlp}Dense_0"), f"{_EOMT_BLOCK}mlp_weights_in") if gated else ()
+    packed = keys.indexed_parts((f"{mlp}gate", f"{mlp}Dense_0"), f"{_EOMT_BLOCK}mlp_weights_in") if gated else ()
     rules = (
         keys.Rule(("cls",), "embeddings/0"),
         keys.Rule(("registers/tokens",), "embeddings/1"),
         keys.Rule((keys.POSITIONS,), "embeddings/2"),
-        *_dense("embedding", "embeddings/projection"),
+        *keys.indexed("embedding", "embeddings/projection"),
         *packed,
         *_block(
             _EOMT_BLOCK,
@@ -159,13 +143,13 @@ def eomt_layout(*, gated: bool) -> Layout:
             norm="norm",
             scale="layer_scale",
         ),
-        *_norm("Transformer/encoder_norm", "layernorm"),
+        *keys.indexed_norm("Transformer/encoder_norm", "layernorm"),
         keys.Rule(("queries/tokens",), "query/0", keys.TABLE),
-        *_dense("class_head", "class_predictor"),
-        *(rule for n in range(3) for rule in _dense(f"mask_head/Dense_{n}", f"mask_head_fc{n + 1}")),
-        *_dense("upscale_{i}/transposed", f"{upscale}conv1"),
+        *keys.indexed("class_head", "class_predictor"),
+        *(rule for n in range(3) for rule in keys.indexed(f"mask_head/Dense_{n}", f"mask_head_fc{n + 1}")),
+        *keys.indexed("upscale_{i}/transposed", f"{upscale}conv1"),
         keys.Rule(("upscale_{i}/depthwise/kernel",), f"{upscale}conv2/0"),
-        *_norm("upscale_{i}/norm", f"{upscale}layernorm"),
+        *keys.indexed_norm("upscale_{i}/norm", f"{upscale}layernorm"),
     )
     return Layout(
         rules,
@@ -183,8 +167,8 @@ def text_rules(block: str) -> tuple[keys.Rule, ...]:
         keys.Rule(("embedding/tokens",), f"{_TEXT}embeddings_token_embedding/0"),
         keys.Rule(("embedding/positions",), f"{_TEXT}embeddings_position_embedding/0"),
         *_block(f"{_TEXT}encoder_layers_{{i}}_", _OF_TOWER, _MLP, block),
-        *_norm("encoder_norm", f"{_TEXT}final_layernorm"),
-        *_dense("head", f"{_TEXT}head"),
+        *keys.indexed_norm("encoder_norm", f"{_TEXT}final_layernorm"),
+        *keys.indexed("head", f"{_TEXT}head"),
     )
 
 

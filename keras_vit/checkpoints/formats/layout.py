@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,15 +13,8 @@ from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import json_files, write_safetensors
 from keras_vit.models.blueprint import Blueprint
-from keras_vit.models.config import (
-    Gelu,
-    PositionEmbeddingKind,
-    ViTConfig,
-)
+from keras_vit.models.config import Gelu, PositionEmbeddingKind, ViTConfig
 from keras_vit.models.weight_resizing import Resampler
-
-if TYPE_CHECKING:
-    pass
 
 # Biases of heads, which most codes always have, and of the first query.
 HEAD_BIASES = ("head/bias", "head_distillation/bias")

@@ -33,12 +33,9 @@ _FREE = _SIZES | _OF_TRAINING | _OF_TOKENIZER | {"mlp_ratio", "timm_model_name"}
 # Those of the text tower that models here have, too.
 _OF_TEXT = {"no_causal_mask", "proj_bias", "pool_type", "act_kwargs", "norm_kwargs"}
 # Of the others, the values that do so.
-_DEFAULTS: dict[str, tuple[str, ...]] = {
-    "pool_type": ("tok",),
-    "pos_embed_type": ("learnable",),
-    "proj_type": ("linear",),
-}
-_DEFAULTS |= {"block_type": ("default",), "timm_pool": ("map", "avg", "token"), "timm_proj": ("none", "linear")}
+_DEFAULTS: dict[str, tuple[str, ...]] = {"pool_type": ("tok",), "pos_embed_type": ("learnable",)}
+_DEFAULTS |= {"proj_type": ("linear",), "block_type": ("default",)}
+_DEFAULTS |= {"timm_pool": ("map", "avg", "token"), "timm_proj": ("none", "linear")}
 # Where the keys of an image tower of timm begin.
 TRUNK = "visual.trunk."
 
@@ -64,11 +61,7 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
     # open_clip averages the patches of a model with a class token, too, unless its config says otherwise.
     pooling = ("classifier",) if "cls_token" in trunk else ()
     return dataclasses.replace(
-        layout,
-        rules=(*rules, projection),
-        biases=(),
-        ignored=_LAYOUT.ignored,
-        ambiguous=(*layout.ambiguous, *pooling),
+        layout, rules=(*rules, projection), biases=(), ignored=_LAYOUT.ignored, ambiguous=(*layout.ambiguous, *pooling)
     )
 
 
@@ -141,11 +134,8 @@ def text_settings(config: dict) -> dict[str, Any]:
     """The fields of TextConfig that the arrays do not tell."""
     model = part(config, "model_cfg", CONFIG)
     tower = _tower(model, "text_cfg", _OF_TEXT)
-    pool, act, norm = (
-        tower.get("pool_type", "argmax"),
-        part(tower, "act_kwargs", CONFIG),
-        part(tower, "norm_kwargs", CONFIG),
-    )
+    act, norm = (part(tower, name, CONFIG) for name in ("act_kwargs", "norm_kwargs"))
+    pool = tower.get("pool_type", "argmax")
     check_supported("pool_type", pool, ("argmax", "last"), CONFIG)
     check_supported("act_kwargs", act, ({}, {"approximate": "tanh"}, {"approximate": "none"}), CONFIG)
     check_supported("norm_kwargs", [*norm], ([], ["eps"]), CONFIG)

@@ -117,11 +117,10 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     if config.rotary_reference is not None and config.pre_norm:
         return _of_perception_encoder(config)
     if config.rotary_reference is not None:
+        own = ("mlp_norm", "attention_norm", "rotary_reference", "with_class_token", "norm_after_pooling")
         return {
             **DEFAULTS,
-            **dict.fromkeys(
-                ("mlp_norm", "attention_norm", "rotary_reference", "with_class_token", "norm_after_pooling"), None
-            ),
+            **dict.fromkeys(own, None),
             "gated_mlp": (True,),
             "gelu": ("silu",),
             "key_bias": (False,),
@@ -197,7 +196,7 @@ def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool, s
         keys.Rule((keys.POSITIONS,), "pos_embed"),
         *keys.dense("embedding", "patch_embed.proj", keys.CONV),
         *(keys.packed_mlp(block, "mlp.fc1") if gated else ()),
-        *keys.block_rules(block, ("norm1", "norm2"), ("attn.qkv.", "attn.proj"), ("mlp.fc1", "mlp.fc2"), scales=scales),
+        *keys.block_rules(block, _NORMS, _FUSED, ("mlp.fc1", "mlp.fc2"), scales=scales),
         *keys.norm("Transformer/pre_norm", "norm_pre"),
         *keys.norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
         *keys.dense(keys.POOLING_INPUTS[0], "attn_pool.q"),
@@ -221,6 +220,13 @@ def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool, s
     )
 
 
+_NORMS, _FUSED = ("norm1", "norm2"), ("attn.qkv.", "attn.proj")
+# Of the class Eva, whose key has no bias.
+_BIASES = tuple(
+    keys.Rule((f"{keys.ATTENTION}{part}/bias",), f"blocks.{{i}}.attn.{part[0]}_bias") for part in ("query", "value")
+)
+
+
 def _eva(*, gated: bool, packed: bool = False) -> Layout:
     """DINOv3, EUPE and LingBot-Vision. `packed`: gate and value are one array, as with swiglu_align_to=0."""
     block = "blocks.{i}."
@@ -230,14 +236,8 @@ def _eva(*, gated: bool, packed: bool = False) -> Layout:
         keys.Rule(("registers/tokens",), "reg_token"),
         *keys.dense("embedding", "patch_embed.proj", keys.CONV),
         *(keys.packed_mlp(block, "mlp.fc1") if packed else ()),
-        *(keys.Rule((f"{keys.ATTENTION}{part}/bias",), f"{block}attn.{part[0]}_bias") for part in ("query", "value")),
-        *keys.block_rules(
-            block,
-            ("norm1", "norm2"),
-            ("attn.qkv.", "attn.proj"),
-            tuple(f"mlp.{part}" for part in hidden),
-            scales="gamma_{n}",
-        ),
+        *_BIASES,
+        *keys.block_rules(block, _NORMS, _FUSED, tuple(f"mlp.{part}" for part in hidden), scales="gamma_{n}"),
         *keys.norm("Transformer/encoder_norm", "norm"),
         *keys.dense("head", "head"),
     )
@@ -273,17 +273,8 @@ def _eva02(*, fused: bool, packed: bool, after_pooling: bool) -> Layout:
         keys.Rule((keys.POSITIONS,), "pos_embed"),
         *keys.dense("embedding", "patch_embed.proj", keys.CONV),
         *(keys.packed_mlp(block, "mlp.fc1") if packed else ()),
-        *(
-            keys.Rule((f"{keys.ATTENTION}{part}/bias",), f"{block}attn.{part[0]}_bias")
-            for part in ("query", "value")
-            if fused
-        ),
-        *keys.block_rules(
-            block,
-            ("norm1", "norm2"),
-            ("attn.qkv.", "attn.proj") if fused else separate,
-            tuple(f"mlp.{part}" for part in hidden),
-        ),
+        *(_BIASES if fused else ()),
+        *keys.block_rules(block, _NORMS, _FUSED if fused else separate, tuple(f"mlp.{part}" for part in hidden)),
         *keys.norm(f"{mlp}norm", f"{block}mlp.norm"),
         *keys.norm(f"{keys.ATTENTION}norm", f"{block}attn.norm"),
         *keys.norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_vit.checkpoints.formats import timm_models
 from keras_vit.checkpoints.formats.file_config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -24,17 +25,6 @@ from keras_vit.checkpoints.formats.file_config import (
     value_range_of,
 )
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.formats.timm_models import (
-    ACTIVATIONS,
-    EVA_MODELS,
-    TIMM_MODELS,
-    components_of,
-    current_name,
-    default_pooling,
-    has_class_token,
-    is_gated,
-    layer_scale_of,
-)
 from keras_vit.errors import UserError
 from keras_vit.images.resizing import Resize
 from keras_vit.models.blueprint import Blueprint
@@ -85,8 +75,9 @@ _FIXED_OF_EVA |= {"attn_type": "eva"}
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     """Read config.json. Raises UserError for an architecture or argument that is not supported."""
     config = files[CONFIG]
-    pretrained = _pretrained_of(config)
-    name = current_name(str(config.get("architecture") or pretrained.get("architecture")))
+    nested = config.get("pretrained_cfg")
+    pretrained = nested if isinstance(nested, dict) else config
+    name = timm_models.current_name(str(config.get("architecture") or pretrained.get("architecture")))
     arguments = part(config, "model_args")
     pool = arguments.get("global_pool", config.get("global_pool"))
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
@@ -111,11 +102,6 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     return _eva(name, arguments, common, layout) if is_rotary else _vit(name, arguments, common)
 
 
-def _pretrained_of(config: dict) -> dict:
-    pretrained = config.get("pretrained_cfg")
-    return pretrained if isinstance(pretrained, dict) else config
-
-
 def _check_arguments(arguments: Mapping[str, object], free: Collection[str], fixed: Mapping[str, object]) -> None:
     for name, value in arguments.items():
         if name not in free and name not in _WITHOUT_EFFECT:
@@ -124,8 +110,8 @@ def _check_arguments(arguments: Mapping[str, object], free: Collection[str], fix
 
 
 def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
-    check_supported("architecture", name.partition(".")[0], TIMM_MODELS)
-    model = TIMM_MODELS[name.partition(".")[0]]
+    check_supported("architecture", name.partition(".")[0], timm_models.TIMM_MODELS)
+    model = timm_models.TIMM_MODELS[name.partition(".")[0]]
     # Without its own norm_layer, CLIP would have timm's epsilon of 1e-6.
     nullable = _NULLABLE if model.layer_norm_epsilon == 1e-6 else _NULLABLE - {"norm_layer"}
     known = {field: value for field, value in arguments.items() if value is not None or field not in nullable}
@@ -133,10 +119,10 @@ def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
     if "act_layer" in known:  # null, too, replaces that of the architecture
         activation = known.pop("act_layer")
         activation = "gelu" if activation is None else activation
-        check_supported("act_layer", activation, ACTIVATIONS if gelu else ())
-        gelu = ACTIVATIONS[activation]
+        check_supported("act_layer", activation, timm_models.ACTIVATIONS if gelu else ())
+        gelu = timm_models.ACTIVATIONS[activation]
     _check_arguments(known, [field for field in _IN_ARRAYS_OF_VIT if known.get(field) is not None], _FIXED)
-    scale = {"init_values": layer_scale_of(name)} | arguments
+    scale = {"init_values": timm_models.layer_scale_of(name)} | arguments
     settings = _settings(name, arguments)
     final_norm = arguments.get("final_norm") is not False
     if not final_norm:
@@ -147,7 +133,7 @@ def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
         settings.pop("norm_after_pooling", None)
     return dataclasses.replace(
         common,
-        classifier=common.classifier or default_pooling(name),
+        classifier=common.classifier or timm_models.default_pooling(name),
         num_heads=common.num_heads or model.num_heads,
         gelu=gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,
@@ -161,7 +147,7 @@ def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
 def _settings(architecture: str, arguments: dict) -> Sizes:
     """Return what name and model_args say of the arrays: ViTConfig field -> (name, value)."""
     settings: Sizes = {}
-    for field, (name, value) in components_of(architecture).items():
+    for field, (name, value) in timm_models.components_of(architecture).items():
         if name not in arguments:
             settings[field] = f"architecture={architecture!r} and thus {name}", value
     for name, field in _SETTINGS.items():
@@ -173,15 +159,16 @@ def _settings(architecture: str, arguments: dict) -> Sizes:
     ratio, width = number(arguments, "mlp_ratio", float), number(arguments, "embed_dim")
     if ratio is not None and width is not None:
         hidden = int(width * ratio)
-        settings["mlp_dim"] = "mlp_ratio and thus", hidden // 2 if is_gated(architecture) else hidden
-    if arguments.get("no_embed_class") is not None and arguments.get("class_token", has_class_token(architecture)):
+        settings["mlp_dim"] = "mlp_ratio and thus", hidden // 2 if timm_models.is_gated(architecture) else hidden
+    has_class_token = arguments.get("class_token", timm_models.has_class_token(architecture))
+    if arguments.get("no_embed_class") is not None and has_class_token:
         settings["prefix_positions"] = "not no_embed_class", not arguments["no_embed_class"]
     return settings
 
 
 def _eva(name: str, arguments: dict, common: FileConfig, layout: Layout) -> FileConfig:
-    check_supported("architecture", name.partition(".")[0], EVA_MODELS)
-    model = EVA_MODELS[name.partition(".")[0]]
+    check_supported("architecture", name.partition(".")[0], timm_models.EVA_MODELS)
+    model = timm_models.EVA_MODELS[name.partition(".")[0]]
     given = {field: value for field, value in arguments.items() if value is not None}
     _check_arguments(given, _IN_ARRAYS_OF_EVA, _FIXED_OF_EVA)
     gated = arguments.get("swiglu_mlp", model.gated_mlp)
@@ -375,7 +362,7 @@ def _vit_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     else:
         architecture, epsilon = _CLIP if config.layer_norm_epsilon == 1e-5 else _PLAIN
     _check_epsilon(config, epsilon)
-    activations: dict[Gelu, str] = {gelu: name for name, gelu in ACTIVATIONS.items()}
+    activations: dict[Gelu, str] = {gelu: name for name, gelu in timm_models.ACTIVATIONS.items()}
     arguments: dict[str, Any] = {"pre_norm": config.pre_norm, "act_layer": activations[config.gelu]}
     arguments |= {} if config.final_norm else {"final_norm": False}
     if architecture != _DISTILLED[0]:

@@ -42,7 +42,7 @@ def open_model(path: pathlib.Path) -> dict[str, LazyArray] | None:
     """
     stored, description = open_hdf5(path), read_model_config(path)
     arrays, others = dict[str, LazyArray](), dict[str, LazyArray]()
-    if examples := sorted(_EXAMPLES & {*_class_names(description)}):
+    if examples := sorted(_EXAMPLES & {_class(layer) for layer in _layers(description)}):
         raise unsupported(
             f"a Vision Transformer of Keras' examples (its layer {examples[0]})",
             "each of its heads is as wide as the model, its MLPs end in a GELU and its head reads all tokens; train a "
@@ -80,10 +80,6 @@ def _name(key: str) -> str | None:
 
 
 # The layers of a description
-
-
-def _class_names(description: dict) -> list[str]:
-    return [_class(layer) for layer in _layers(description)]
 
 
 def _class(layer: dict) -> str:
@@ -211,9 +207,8 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         (layer["config"].get("batch_input_shape") or layer["config"].get("batch_shape") for layer in layers), None
     )
     size = shape[1:3] if isinstance(shape, list) and len(shape) == 4 else None
-    activation = [layer["config"].get("activation") for layer in layers if _class(layer) in ("Dense", "Activation")][
-        -1:
-    ]
+    activations = [layer["config"].get("activation") for layer in layers if _class(layer) in ("Dense", "Activation")]
+    last = activations[-1] if activations else None
     heads = {number(block, "num_heads") for block in blocks}
     check_field(len(heads) == 1, "num_heads", "one number for all blocks", sorted(map(str, heads)), MODEL_CONFIG)
     return FileConfig(
@@ -222,13 +217,8 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         layer_norm_epsilon=1e-6,
         image_size=(size[0], size[1]) if size and all(isinstance(side, int) for side in size) else None,
         images=ImageProcessing(),  # preprocess_inputs
-        classifier_activation=next((name for name in activation if isinstance(name, str) and name != "linear"), None),
+        classifier_activation=last if isinstance(last, str) and last != "linear" else None,
     )
-
-
-def _description(path: pathlib.Path) -> dict[str, dict]:
-    description = read_model_config(path)
-    return {MODEL_CONFIG: description} if description else {}
 
 
 # Writing
@@ -253,9 +243,7 @@ def _write_weights(file: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None
         layers.setdefault(block[0] if block else part, {})[f"{part}/{leaf}:0"] = array
     names = sorted(layers, key=_place)
     stored = {f"{layer}/{key}": array for layer in names for key, array in layers[layer].items()}
-    attributes: dict[str, dict[str, Any]] = {
-        layer: {"weight_names": sorted(layers[layer], key=_place)} for layer in names
-    }
+    attributes: dict[str, dict] = {layer: {"weight_names": sorted(layers[layer], key=_place)} for layer in names}
     write_hdf5(file, stored, attributes | {"/": {"layer_names": names, "backend": "tensorflow"}})
 
 
@@ -278,7 +266,7 @@ VIT_KERAS = Format(
     "vit_keras",
     _identify,
     (MODEL_CONFIG,),
-    _description,
+    lambda path: {MODEL_CONFIG: description} if (description := read_model_config(path)) else {},
     read_config=_read_config,
     suffixes=(".h5",),
     expressible=_expressible,

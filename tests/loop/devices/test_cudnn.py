@@ -75,11 +75,12 @@ def test_xla_gets_the_calls_that_jax_makes(dtype, monkeypatch):
 )
 def test_tokens_padded_once_change_neither_outputs_nor_gradients(size, changes, is_padded, monkeypatch):
     monkeypatch.setattr(cudnn, "computes_attention", lambda *shape: True)
+    monkeypatch.setattr(cudnn, "padded_attention", cudnn.masked_attention)
     network = keras_vit.build(ViTConfig(**_TINY, **changes), image_size=size, num_classes=3)
     rng = np.random.default_rng(0)
     for weight in network.trainable_variables:
         weight.assign(rng.normal(0.0, 0.3, weight.shape))
-    padded = kernels.with_padded_tokens(network, "xla")
+    padded = kernels.with_padded_tokens(network)
     assert (padded is not network) is is_padded
     images = tf.constant(rng.normal(size=(2, *size, 3)), tf.float32)
     results = []

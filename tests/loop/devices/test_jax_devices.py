@@ -57,11 +57,6 @@ def _opened(on_jax, connected, met, monkeypatch) -> list[tuple]:
     return connected
 
 
-def test_one_host_is_not_connected(opened):
-    open_strategy(StrategyOptions())
-    assert not opened
-
-
 @pytest.mark.parametrize("cluster", ["TF_CONFIG", "SLURM"])
 def test_the_processes_of_a_cluster_meet_before_jax_connects_them(cluster, opened, met, monkeypatch):
     if cluster == "SLURM":
@@ -83,7 +78,9 @@ def test_the_processes_of_a_cluster_meet_before_jax_connects_them(cluster, opene
     assert expected.items() <= others.items()
 
 
-def test_jax_finds_the_hosts_of_a_slice_itself(opened, monkeypatch):
+def test_jax_finds_the_hosts_of_a_slice_itself_and_does_not_connect_one_host(opened, monkeypatch):
+    open_strategy(StrategyOptions())
+    assert not opened
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
     open_strategy(StrategyOptions())
     ((address, others, _),) = opened
@@ -106,16 +103,12 @@ def test_the_devices_that_share_a_model_are_of_one_host(connected):
         JaxDevices(8)
 
 
-def test_a_model_of_its_own_is_on_the_devices_of_the_host(connected):
-    devices = JaxDevices()
-    with devices.on_this_host():
-        assert keras.distribution.distribution().device_mesh.devices.tolist() == ["tpu:2", "tpu:3", "tpu:6", "tpu:7"]
-
-
-def test_each_host_reads_its_part_and_the_first_writes(connected):
+def test_each_host_reads_its_part_and_has_models_of_its_own_and_the_first_writes(connected):
     second = JaxDevices()
     assert distributed(second, 16, lambda part: part) == (1, 2)
     assert not is_chief(second)
+    with second.on_this_host():
+        assert keras.distribution.distribution().device_mesh.devices.tolist() == ["tpu:2", "tpu:3", "tpu:6", "tpu:7"]
 
 
 def test_numbers_of_hosts_keep_their_64_bits():

@@ -29,8 +29,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3]
 # A process of its own: devices are made before TensorFlow starts.
 _PROCESS = """
 import dataclasses, pathlib, sys
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
 import keras_vit
+from training.loop.devices import kernels
 from training.loop.build import build_trainer
 from keras_vit.run import Run
 from training.data.sources import DataSet, array_split
@@ -42,6 +43,9 @@ from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 from training.recipes.recipe import Schedule
 
+# What is compiled for a CPU, and optimized, takes longer than the steps.
+kernels.on_cpu = lambda: False
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 dropping = dataclasses.replace(config, dropout_rate=0.5)
 base = dataclasses.replace(

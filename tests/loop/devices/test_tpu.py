@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +13,7 @@ from keras_vit import UserError
 from keras_vit.files.atomic import locked
 from keras_vit.images.formats import formats
 from training import checks
+from training.loop.devices import backend
 from training.loop.devices.backend import has_tpu, may_be_slice, prepare_tpu
 from training.options.common import DataOptions, StrategyOptions
 from training.options.train import PretrainOptions
@@ -21,18 +23,27 @@ ROOT = pathlib.Path(__file__).parents[3]
 TPU = StrategyOptions(strategy="tpu")
 
 
-def machine(root: pathlib.Path, vendor: str, device: str, file: str) -> pathlib.Path:
-    """A tree of dev and sys with one PCI device and one device file."""
-    pci = root / "sys/bus/pci/devices/0000:00:04.0"
-    pci.mkdir(parents=True)
-    (pci / "vendor").write_text(f"{vendor}\n")
-    (pci / "device").write_text(f"{device}\n")
-    (root / "dev" / file).parent.mkdir(parents=True)
-    (root / "dev" / file).touch()
-    return root
+@pytest.fixture(name="machine")
+def _machine(tmp_path, monkeypatch) -> Callable[..., dict[str, str]]:
+    """Set up another machine: a PCI device with its file, an environment, and packages; return the environment."""
+
+    def make(pci: tuple[str, str], file: str = "vfio/0", environ=(), **installed) -> dict[str, str]:
+        folder = tmp_path / "sys/bus/pci/devices/0000:00:04.0"
+        folder.mkdir(parents=True)
+        for name, value in zip(("vendor", "device"), pci, strict=True):
+            (folder / name).write_text(f"{value}\n")
+        (tmp_path / "dev" / file).parent.mkdir(parents=True)
+        (tmp_path / "dev" / file).touch()
+        changed = dict(environ)
+        monkeypatch.setattr(backend, "_ROOT", tmp_path)
+        monkeypatch.setattr(sys, "path", packages(tmp_path, **installed))
+        monkeypatch.setattr(os, "environ", changed)
+        return changed
+
+    return make
 
 
-def packages(root: pathlib.Path, tensorflow: str | None = "2.19.1", libtpu: str | None = "0.0.10") -> list[str]:
+def packages(root: pathlib.Path, tensorflow="2.19.1", libtpu="0.0.10", library: bool = True) -> list[str]:
     """A directory of installed packages."""
     for name, version in (("tensorflow_tpu", tensorflow), ("libtpu", libtpu)):
         if version is not None:
@@ -40,9 +51,9 @@ def packages(root: pathlib.Path, tensorflow: str | None = "2.19.1", libtpu: str 
             folder.mkdir(parents=True)
             lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Dist: libtpu ==0.0.10"]
             (folder / "METADATA").write_text("\n".join(lines[: 4 if name == "tensorflow_tpu" else 3]) + "\n")
-    library = root / "packages/libtpu/libtpu.so"
-    library.parent.mkdir(parents=True)
-    library.touch()
+    if library:
+        (root / "packages/libtpu").mkdir(parents=True)
+        (root / "packages/libtpu/libtpu.so").touch()
     return [str(root / "packages")]
 
 
@@ -62,9 +73,9 @@ V5E, V3, NVIDIA, NETWORK = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0027"), ("0x10de"
         (V5E, "null", False),
     ],
 )
-def test_a_tpu_is_found_by_its_chip_and_its_file(tmp_path, pci, file, expected):
-    assert not has_tpu(tmp_path)  # without PCI devices
-    assert has_tpu(machine(tmp_path, *pci, file)) is expected
+def test_a_tpu_is_found_by_its_chip_and_its_file(machine, pci, file, expected):
+    machine(pci, file)
+    assert has_tpu() is expected
 
 
 @pytest.mark.parametrize(
@@ -78,15 +89,15 @@ def test_a_tpu_is_found_by_its_chip_and_its_file(tmp_path, pci, file, expected):
         (NVIDIA, {}, False),
     ],
 )
-def test_a_host_that_may_be_one_of_a_slice_is_told_by_its_environment(tmp_path, pci, environ, may_be):
-    assert may_be_slice(environ, machine(tmp_path, *pci, "vfio/0")) is may_be
+def test_a_host_that_may_be_one_of_a_slice_is_told_by_its_environment(machine, pci, environ, may_be):
+    machine(pci, environ=environ)
+    assert may_be_slice() is may_be
 
 
 @pytest.mark.parametrize("strategy", ["tpu", "auto"])
-def test_the_environment_of_a_tpu_is_set(tmp_path, strategy):
-    environ = {"TF_XLA_FLAGS": "--tf_mlir_enable_mlir_bridge=false --other"}
-    root = machine(tmp_path, *V5E, "vfio/0")
-    prepare_tpu(StrategyOptions(strategy=strategy), environ=environ, root=root, packages=packages(tmp_path))
+def test_the_environment_of_a_tpu_is_set(tmp_path, machine, strategy):
+    environ = machine(V5E, environ={"TF_XLA_FLAGS": "--tf_mlir_enable_mlir_bridge=false --other"})
+    prepare_tpu(StrategyOptions(strategy=strategy))
     assert environ == {
         "PJRT_DEVICE": "TPU",
         "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true",
@@ -105,10 +116,10 @@ def test_the_environment_of_a_tpu_is_set(tmp_path, strategy):
         (TPU, {"KERAS_BACKEND": "jax"}, V5E),
     ],
 )
-def test_the_environment_stays_as_it_is_without_a_local_tpu_for_tensorflow(tmp_path, options, environ, pci):
-    before = dict(environ)
-    prepare_tpu(options, environ=environ, root=machine(tmp_path, *pci, "vfio/0"), packages=packages(tmp_path))
-    assert environ == before
+def test_the_environment_stays_as_it_is_without_a_local_tpu_for_tensorflow(machine, options, environ, pci):
+    changed = machine(pci, environ=environ)
+    prepare_tpu(options)
+    assert changed == environ
 
 
 @pytest.mark.parametrize(
@@ -118,41 +129,26 @@ def test_the_environment_stays_as_it_is_without_a_local_tpu_for_tensorflow(tmp_p
         (V5E, {"tensorflow": None}, "tensorflow-tpu is missing, .*; install requirements-tpu.txt"),
         (V5E, {"libtpu": None}, "libtpu 0.0.10, but .* libtpu is missing; install"),
         (V5E, {"libtpu": "0.0.42"}, "libtpu 0.0.10, but .* libtpu 0.0.42; install"),
+        (V5E, {"library": False}, r"libtpu\.so of its libtpu 0.0.10, but"),
     ],
 )
-def test_a_tpu_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, pci, installed, message):
-    root, environ = machine(tmp_path, *pci, "vfio/0"), {}
+def test_a_tpu_that_cannot_be_used_is_refused_in_one_sentence(machine, pci, installed, message):
+    environ = machine(pci, **installed)
     with pytest.raises(UserError, match=message):
-        prepare_tpu(TPU, environ=environ, root=root, packages=packages(tmp_path, **installed))
+        prepare_tpu(TPU)
     assert not environ
 
 
-def test_a_libtpu_without_its_library_is_refused(tmp_path):
-    installed = packages(tmp_path)
-    (tmp_path / "packages/libtpu/libtpu.so").unlink()
-    with pytest.raises(UserError, match=r"libtpu\.so of its libtpu 0.0.10, but"):
-        prepare_tpu(TPU, environ={}, root=machine(tmp_path, *V5E, "vfio/0"), packages=installed)
-
-
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["pretrain", "digits", "--data", "digits", "--workdir", "new"],
-        ["evaluate", "--run", "run", "--data", "digits", "--output", "report"],
-        ["vtab", "--checkpoint", "a.npz", "--workdir", "run"],
-    ],
+    "command", ["pretrain digits --data digits --workdir new", "vtab --checkpoint a.npz --workdir x"]
 )
 @pytest.mark.skipif(has_tpu(), reason="this machine has a TPU")
 def test_a_tpu_that_is_absent_is_refused_before_tensorflow_is_imported(command, tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
     (tmp_path / "a.npz").write_bytes(b"PK")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "model.keras").touch()
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "KERAS_BACKEND": "tensorflow"}
-    done = subprocess.run(
-        [sys.executable, "-m", f"training.{command[0]}", *command[1:], "--strategy", "tpu"],
-        capture_output=True, text=True, env=environ, cwd=tmp_path,
-    )  # fmt: skip
+    words = [sys.executable, "-m", "keras_vit", *command.split(), "--strategy", "tpu"]
+    done = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("--strategy tpu was given, but this machine has no TPU")
     assert done.stderr.count("\n") == 1

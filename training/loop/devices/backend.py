@@ -6,7 +6,6 @@ import pathlib
 import platform
 import re
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.checkpoints.find import cache_folder
@@ -32,7 +31,8 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
 _JAX_WITH_CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 _DRIVER_OF_WSL = "usr/lib/wsl/lib/libcuda.so.1"
 _NEED_JAX = ("model_parallel", "shard_weights")
-
+# The directory of dev, sys and usr.
+_ROOT = pathlib.Path("/")
 # PCI ids of Google's chips, as in JAX's hardware_utils.py: v2 and v3, a version without a public name, v4, v5p, v5e,
 # v6e, 7x. Google's network adapters have the same vendor.
 _VENDOR = "0x1ae0"
@@ -77,39 +77,33 @@ def _check_jax(options: TrainingOptions) -> None:
             )
 
 
-def only_jax_sees_gpu(
-    environ: Mapping[str, str] = os.environ, root: str | os.PathLike = "/", packages: Sequence[str] | None = None
-) -> bool:
-    """Whether this machine has an NVIDIA GPU for which JAX has CUDA libraries, and TensorFlow is built for CPUs.
-
-    root: the directory of dev and usr. `packages` are the directories of installed packages, by default Python's own.
-    """
-    if not _has_nvidia_gpu(environ, root):
+def only_jax_sees_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU for which JAX has CUDA libraries, and TensorFlow is built for CPUs."""
+    if not _has_nvidia_gpu():
         return False
     # There are no GPU libraries in TensorFlow for ARM.
-    for_cpus = not _installed("tensorflow", packages) or platform.machine() == "aarch64"
-    return for_cpus and any(_installed(name, packages) for name in _JAX_WITH_CUDA)
+    for_cpus = not _installed("tensorflow") or platform.machine() == "aarch64"
+    return for_cpus and any(map(_installed, _JAX_WITH_CUDA))
 
 
-def _has_nvidia_gpu(environ: Mapping[str, str] = os.environ, root: str | os.PathLike = "/") -> bool:
-    has_gpu = any(pathlib.Path(root, "dev").glob("nvidia[0-9]*")) or pathlib.Path(root, _DRIVER_OF_WSL).exists()
-    return has_gpu and environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+def _has_nvidia_gpu() -> bool:
+    has_gpu = any((_ROOT / "dev").glob("nvidia[0-9]*")) or (_ROOT / _DRIVER_OF_WSL).exists()
+    return has_gpu and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
-def _installed(name: str, packages: Sequence[str] | None) -> importlib.metadata.Distribution | None:
-    path = list(sys.path if packages is None else packages)
-    return next(iter(importlib.metadata.distributions(name=name, path=path)), None)
+def _installed(name: str) -> importlib.metadata.Distribution | None:
+    return next(iter(importlib.metadata.distributions(name=name)), None)
 
 
-def has_tpu(root: str | os.PathLike = "/") -> bool:
-    """Whether this machine has a TPU that this process may open. root: the directory of dev and sys.
+def has_tpu() -> bool:
+    """Whether this machine has a TPU that this process may open.
 
     A TPU from v5e on is a file in /dev/vfio, an older one /dev/accel*. Drivers of NVIDIA create /dev/accel*, too, so
     one of Google's chips must be on the PCI bus.
     """
-    dev, devices = pathlib.Path(root, "dev"), pathlib.Path(root, "sys/bus/pci/devices")
-    files = any(dev.glob("accel[0-9]*")) or any(dev.glob("accel/accel[0-9]*")) or any(dev.glob("vfio/[0-9]*"))
-    return files and any(_is_chip(device) for device in devices.glob("*"))
+    patterns = ("accel[0-9]*", "accel/accel[0-9]*", "vfio/[0-9]*")
+    has_file = any(any((_ROOT / "dev").glob(pattern)) for pattern in patterns)
+    return has_file and any(map(_is_chip, (_ROOT / "sys/bus/pci/devices").glob("*")))
 
 
 def _is_chip(device: pathlib.Path) -> bool:
@@ -119,33 +113,26 @@ def _is_chip(device: pathlib.Path) -> bool:
         return False
 
 
-def may_be_slice(environ: Mapping[str, str] = os.environ, root: str | os.PathLike = "/") -> bool:
+def may_be_slice() -> bool:
     """Whether the TPU of this host may be a part of a slice of several hosts, which their metadata server then knows.
 
     Where one of these variables names the hosts, as on GKE, Kaggle and Colab, there is no such server.
     """
-    hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES"))
+    hosts = os.environ.get("TPU_PROCESS_ADDRESSES", os.environ.get("TPU_WORKER_HOSTNAMES"))
     if hosts is not None:
         return "," in hosts
-    return "TPU_SKIP_MDS_QUERY" not in environ and has_tpu(root)
+    return "TPU_SKIP_MDS_QUERY" not in os.environ and has_tpu()
 
 
-def prepare_tpu(
-    options: StrategyOptions,
-    *,
-    environ: MutableMapping[str, str] = os.environ,
-    root: str | os.PathLike = "/",
-    packages: Sequence[str] | None = None,
-) -> None:
+def prepare_tpu(options: StrategyOptions) -> None:
     """Set libtpu's environment if a TPU of this machine is requested or there; call it before TensorFlow is imported.
 
-    Variables that are already set remain. A TPU with a name of its own is on another machine. `packages` are the
-    directories of installed packages, by default Python's own. Raises UserError if the TPU is absent, or if
-    tensorflow-tpu or the libtpu that it requires is not installed.
+    Variables that are already set remain. A TPU with a name of its own is on another machine. Raises UserError if the
+    TPU is absent, or if tensorflow-tpu or the libtpu that it requires is not installed.
     """
-    if environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow" or options.tpu != "local":
+    if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow" or options.tpu != "local":
         return
-    present = has_tpu(root)
+    present = has_tpu()
     if options.strategy != "tpu" and not (options.strategy == "auto" and present):
         return
     if not present:
@@ -153,18 +140,18 @@ def prepare_tpu(
             "--strategy tpu was given, but this machine has no TPU: no chip of Google's has a file in /dev/vfio or "
             "/dev/accel*; run on a Cloud TPU VM, give --tpu the name of one, or use another --strategy."
         )
-    library = _find_libtpu(sys.path if packages is None else packages)
-    environ.setdefault("PJRT_DEVICE", "TPU")
-    environ.setdefault("NEXT_PLUGGABLE_DEVICE_USE_C_API", "true")
-    environ.setdefault("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", str(library))
-    flags = environ.get("TF_XLA_FLAGS", "").split()
+    library = _find_libtpu()
+    os.environ.setdefault("PJRT_DEVICE", "TPU")
+    os.environ.setdefault("NEXT_PLUGGABLE_DEVICE_USE_C_API", "true")
+    os.environ.setdefault("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", str(library))
+    flags = os.environ.get("TF_XLA_FLAGS", "").split()
     names = {flag.split("=")[0] for flag in flags}
-    environ["TF_XLA_FLAGS"] = " ".join([*flags, *(flag for flag in _XLA_FLAGS if flag.split("=")[0] not in names)])
+    os.environ["TF_XLA_FLAGS"] = " ".join([*flags, *(flag for flag in _XLA_FLAGS if flag.split("=")[0] not in names)])
 
 
-def _find_libtpu(packages: Sequence[str]) -> pathlib.Path:
+def _find_libtpu() -> pathlib.Path:
     """Return the path of libtpu.so, of the version that tensorflow-tpu requires."""
-    tensorflow, libtpu = (_installed(name, packages) for name in ("tensorflow-tpu", "libtpu"))
+    tensorflow, libtpu = map(_installed, ("tensorflow-tpu", "libtpu"))
     requirements = (tensorflow.requires if tensorflow else None) or ()
     version = re.search(r"^libtpu\b.*==\s*([\w.]+)", "\n".join(requirements), re.MULTILINE)
     if tensorflow and libtpu and (not version or version[1] == libtpu.version):

@@ -245,7 +245,6 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
 
 
 def _print_output(index: int, worker: subprocess.Popen) -> None:
-    """Print the output of a worker, each line with the worker's index."""
     for line in worker.stdout or ():
         print(f"[{index}] {line.rstrip()}", flush=True)
 

@@ -6,6 +6,7 @@ batches are put back in order where they arrive. One that a stopped worker took 
 
 import contextlib
 import functools
+import itertools
 import queue
 import re
 import threading
@@ -24,36 +25,30 @@ _AT_ONCE, _ARRIVED = 2, 2
 
 
 def served_batches(
-    address: str,
-    batches: Callable[..., tf.data.Dataset],
-    *,
-    first_step: int,
-    num_steps: int | None = None,
-    part: tuple[int, int] = (0, 1),
+    address: str, batches: Callable[..., tf.data.Dataset], *, first_step: int, part: tuple[int, int] = (0, 1)
 ) -> tf.data.Dataset:
-    """The batches of `batches`, made by the workers of the service at `address`, such as grpc://host:5050.
+    """The endless batches of `batches`, made by the workers of the service at `address`, such as grpc://host:5050.
 
     batches: such as `training_batches`; see there for the other arguments.
     """
-    end = tf.int64.max if num_steps is None else first_step + num_steps
 
     def numbered(step: tf.Tensor) -> tf.data.Dataset:
         batch = batches(first_step=step, num_steps=1, part=part)
         return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(step), batch))
 
-    steps = tf.data.Dataset.range(first_step, end)
+    steps = tf.data.Dataset.range(first_step, tf.int64.max)
     data = steps.interleave(numbered, cycle_length=_AT_ONCE, num_parallel_calls=_AT_ONCE, deterministic=False)
 
     @tf.function
     def made_here(step: tf.Tensor) -> Any:
         return numbered(step).get_single_element()[1]
 
-    in_order = functools.partial(_in_order, address, data, range(first_step, int(end)), made_here)
+    in_order = functools.partial(_in_order, address, data, first_step, made_here)
     return tf.data.Dataset.from_generator(in_order, output_signature=data.element_spec[1]).prefetch(tf.data.AUTOTUNE)
 
 
 def _in_order(
-    address: str, data: tf.data.Dataset, steps: range, made_here: Callable[[tf.Tensor], Any]
+    address: str, data: tf.data.Dataset, first_step: int, made_here: Callable[[tf.Tensor], Any]
 ) -> Iterator[Any]:
     """Yield the batch of each step, from the service or, where it is late or fails, made here."""
     arrived: queue.Queue = queue.Queue(_ARRIVED)
@@ -62,7 +57,7 @@ def _in_order(
     early: dict[int, Any] = {}
     patience = _PATIENCE
     try:
-        for step in steps:
+        for step in itertools.count(first_step):
             while step not in early and len(early) < _EARLY:
                 try:
                     number, batch = arrived.get(timeout=patience)

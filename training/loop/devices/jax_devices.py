@@ -22,8 +22,6 @@ _DIVIDED = {
     r".*\.(query|key|value|gate|Dense_0)/bias": ("model",),
     r".*\.(out|Dense_1)/kernel": ("model", None),
 }
-
-
 # Seconds without a sign of life after which a process is lost, and that a process waits for the others when it ends.
 _LOST_AFTER = 60
 
@@ -92,8 +90,7 @@ class JaxDevices:
         return DividedWeights(mesh, shard_weights=self._shard_weights)
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Return a context that does nothing; `keras.distribution` needs none."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext()  # `keras.distribution` needs none
 
     def on_this_host(self) -> contextlib.AbstractContextManager:
         """Return a context whose new variables are on the devices of this host alone, for a model of its own."""

@@ -12,7 +12,6 @@ On a GPU, cuDNN computes attention, whose gradients need an even number of token
 import functools
 import re
 from collections.abc import Callable, Container
-from typing import Literal
 
 import keras
 import tensorflow as tf
@@ -78,7 +77,7 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
     )
 
 
-def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "xla"] = "cudnn") -> keras.Model:
+def with_padded_tokens(network: keras.Model) -> keras.Model:
     """Return a model with the same layers and weights, whose blocks compute on tokens for which cuDNN has gradients.
 
     The tokens are padded once, before the first block, where `fused_attention` pads query, key and value in each. The
@@ -86,8 +85,6 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
     to rounding. Returns the network itself if cuDNN does not compute its attention, if its number of tokens differs
     between its blocks, if a layer in them depends on the position of a token, or if the layers themselves call cuDNN,
     as they do on JAX for a multiple of 8.
-
-    implementation: see jax.nn.dot_product_attention; "xla" is for comparison.
     """
     on_jax = keras.backend.backend() == "jax"
     blocks = {layer.name: layer for layer in network.layers if _IN_BLOCK.match(layer.name)}
@@ -98,12 +95,8 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
     outputs = {id(output) for output in network.outputs}
     if others or (on_jax and num_tokens % MULTIPLE == 0) or any(id(x.output) in outputs for x in blocks.values()):
         return network
-    if on_jax:
-        attend = padded_attention(num_tokens, implementation)
-    else:
-        in_tensorflow = cudnn.padded_attention if implementation == "cudnn" else cudnn.masked_attention
-        attend = functools.partial(in_tensorflow, num_tokens=num_tokens)
-
+    in_tensorflow = functools.partial(cudnn.padded_attention, num_tokens=num_tokens)
+    attend = padded_attention(num_tokens) if on_jax else in_tensorflow
     gelu = {} if on_jax else {each: _gelu_of_kept_input(each) for each in (gelu_tanh, gelu_erf)}
 
     def wrapped(layer):

@@ -97,9 +97,8 @@ def _tower_rules(prefix: str, pre_norm: str) -> tuple[keys.Rule, ...]:
 def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     config = config_json.completed(_vision_config(files[config_json.CONFIG]), layout, _DEFAULTS)
     if layout.settings.get("classifier") == "gap":
-        sizes = config_json.positions_and_tokens(
-            config, layout, int(not layout.settings["final_norm"])
-        )  # CLIP's class token
+        has_class_token = int(not layout.settings["final_norm"])  # CLIP
+        sizes = config_json.positions_and_tokens(config, layout, has_class_token)
         return config_json.read_vit(files, config, layout, sizes)
     sizes = config_json.positions_and_tokens(config, layout)
     if layout.ambiguous:  # the head of CLIP is a projection

@@ -15,11 +15,7 @@ from keras_vit.checkpoints.formats.file_config import (
     sizes_in,
 )
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.checkpoints.formats.transformers.image_processor import (
-    PROCESSOR_FILES,
-    processor_config,
-    read_processor,
-)
+from keras_vit.checkpoints.formats.transformers.image_processor import PROCESSOR_FILES, processor_config, read_processor
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu
 
@@ -27,26 +23,13 @@ CONFIG = "config.json"
 # A family of transformers, whose models are folders.
 HuggingFace = functools.partial(Format, "huggingface", config_files=(CONFIG, *PROCESSOR_FILES), suffixes=("",))
 # `ViTConfig.gelu` -> name in transformers.
-TRANSFORMERS_GELU: Mapping[Gelu, str] = {
-    "erf": "gelu",
-    "tanh": "gelu_pytorch_tanh",
-    "quick": "quick_gelu",
-    "silu": "silu",
-}
+TRANSFORMERS_GELU: dict[Gelu, str] = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu", "silu": "silu"}
 # All names in transformers -> `ViTConfig.gelu`.
 _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
 _GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
 # Defaults that most config classes of transformers 5.23 share, for fields missing in config.json.
-BASE: Mapping[str, Any] = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-    "patch_size": 16,
-}
+BASE: dict[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+BASE |= {"intermediate_size": 3072, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16}
 # Projections of a block as the modules of transformers 5 name them.
 ATTENTION_IN_MEMORY = tuple(f"attention.{part}_proj" for part in "qkvo")
 # Required fields that the arrays do not contain; without a model_type they have no defaults.

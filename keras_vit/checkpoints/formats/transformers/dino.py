@@ -61,10 +61,9 @@ def _type(config: ViTConfig) -> str:
 
 def _layout_for(model: Blueprint) -> Layout:
     config, prefix = model.vit, f"{_type(model.vit)}." if model.num_classes else ""
-    layout = _layout(
-        prefix, registers=config.num_registers > 0, gated=config.gated_mlp, classifies=model.num_classes > 0
-    )
-    if not config.num_registers:
+    has_registers, classifies = config.num_registers > 0, model.num_classes > 0
+    layout = _layout(prefix, registers=has_registers, gated=config.gated_mlp, classifies=classifies)
+    if not has_registers:
         return layout
     # Of pretraining alone, zeros as initially; every file has it.
     mask = {f"{prefix}embeddings.mask_token": np.zeros((1, config.hidden_size), np.float32)}
@@ -113,10 +112,8 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 def _write_config(model: Blueprint) -> dict[str, dict]:
     config = model.vit
     check_square("DINOv2 of transformers", model.preprocessing.image_size)
-    name = _type(config)
-    fields = config_json.vit_fields(
-        model, name, _NAMES[name] + ("ForImageClassification" if model.num_classes else "Model")
-    )
+    name, end = _type(config), "ForImageClassification" if model.num_classes else "Model"
+    fields = config_json.vit_fields(model, name, _NAMES[name] + end)
     del fields["intermediate_size"]
     fields |= {"mlp_ratio": mlp_ratio(config), "use_swiglu_ffn": config.gated_mlp, "qkv_bias": config.qkv_bias}
     fields["hidden_act"] = "gelu" if config.gated_mlp else fields["hidden_act"]
@@ -149,11 +146,7 @@ def mlp_ratio(config: ViTConfig) -> int:
 
 
 DINOV2 = config_json.HuggingFace(
-    _identify,
-    read_config=_read_config,
-    expressible=_expressible,
-    layout_for=_layout_for,
-    write_config=_write_config,
+    _identify, read_config=_read_config, expressible=_expressible, layout_for=_layout_for, write_config=_write_config
 )
 
 

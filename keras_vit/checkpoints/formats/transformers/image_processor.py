@@ -6,19 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.formats.file_config import (
-    CLIP_MEAN,
-    CLIP_STD,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ImageProcessing,
-    ValueRange,
-    check_field,
-    is_side,
-    mean_and_std,
-    number,
-    value_range_of,
-)
+from keras_vit.checkpoints.formats import file_config
 from keras_vit.checkpoints.formats.layout import inexpressible
 from keras_vit.errors import refuse_first
 from keras_vit.images.resizing import Interpolation, scaled_crop
@@ -32,28 +20,21 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _FILTERS: tuple[Interpolation, ...] = ("nearest", "lanczos3", "bilinear", "bicubic", "box")
 # Defaults of transformers' image processors for fields missing in preprocessor_config.json.
 _SQUARE = {"height": 224, "width": 224}
-_STRETCHED: dict[str, Any] = {
-    "do_resize": True,
-    "size": _SQUARE,
-    "resample": 2,
-    "do_center_crop": False,
-    "crop_size": None,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
+_IMAGENET = {"image_mean": file_config.IMAGENET_MEAN, "image_std": file_config.IMAGENET_STD}
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_STRETCHED: dict[str, Any] = {"do_resize": True, "size": _SQUARE, "resample": 2, "do_center_crop": False}
+_STRETCHED |= {"crop_size": None, **_HALF}
 _CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
-_CROPPED |= {"crop_size": _SQUARE, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
+_CROPPED |= {"crop_size": _SQUARE, "image_mean": file_config.CLIP_MEAN, "image_std": file_config.CLIP_STD}
 _PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "ChineseCLIP": _CROPPED}
-_PROCESSORS |= {"DINOv3ViT": _STRETCHED | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
+_PROCESSORS |= {"DINOv3ViT": _STRETCHED | _IMAGENET}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
 # Detectors and segmentation models, which see the whole image.
 _PROCESSORS |= {"OwlViT": _CROPPED | {"size": 768, "do_center_crop": False, "crop_size": None}}
 _PROCESSORS |= {"Owlv2": _PROCESSORS["OwlViT"] | {"size": 960, "resample": 2, "do_pad": True}}
-_PROCESSORS |= {"Eomt": _STRETCHED | {"size": 640, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
+_PROCESSORS |= {"Eomt": _STRETCHED | _IMAGENET | {"size": 640}}
 _PROCESSORS |= {"DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE}}
 # The processors that the published files of a family name, for a folder without one.
-_IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
-_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _OF_FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViT", {}),
     "deit": ("DeiT", _IMAGENET),
@@ -79,7 +60,7 @@ _FILTER = "filter instead of resample"
 
 def read_processor(
     files: Mapping[str, dict], model_type: str | None, image_size: tuple[int, int] | None
-) -> ImageProcessing | None:
+) -> file_config.ImageProcessing | None:
     """The images that the processor beside a model makes, else that of its family; None if neither is known."""
     own = _own_processor(files)
     processor = _completed(own or _processor_of_family(model_type))
@@ -96,7 +77,7 @@ def read_processor(
                 else scaled_crop(full, max(size), max(new))
             )
         size = image_size
-    return ImageProcessing(fields, size, value_range=_value_range(processor))
+    return file_config.ImageProcessing(fields, size, value_range=_value_range(processor))
 
 
 def has_processor(files: Mapping[str, dict]) -> bool:
@@ -212,7 +193,7 @@ def processor_config(preprocessing: "Preprocessing", model_type: str) -> dict:
     """
     own = _of_whole if model_type in _WHOLE else _of_classifier
     family, fields = own(preprocessing, _WHOLE.get(model_type, ""))
-    mean, std = mean_and_std(preprocessing)
+    mean, std = file_config.mean_and_std(preprocessing)
     interpolation = preprocessing.interpolation
     if interpolation in (None, "gaussian"):  # that of OWLv2's processor says bilinear
         interpolation = "bilinear"
@@ -288,20 +269,20 @@ def _sides(size: Any) -> tuple[int, ...] | None:
         sides = tuple(size) if len(size) == 2 else ()
     else:
         sides = (size, size)
-    return sides if sides and all(is_side(side) for side in sides) else None
+    return sides if sides and all(file_config.is_side(side) for side in sides) else None
 
 
-def _value_range(processor: dict) -> ValueRange | None:
+def _value_range(processor: dict) -> file_config.ValueRange | None:
     """Value range of transformers' image processor, which rescales and normalizes unless flags disable it."""
     rescales, normalizes = (_flag(processor, field) for field in ("do_rescale", "do_normalize"))
-    factor = number(processor, "rescale_factor", float)
+    factor = file_config.number(processor, "rescale_factor", float)
     white = 255 * (factor or 1 / 255) if rescales else 255.0
     if not normalizes:
         return 0.0, white
-    return value_range_of(processor.get("image_mean"), processor.get("image_std"), white)
+    return file_config.value_range_of(processor.get("image_mean"), processor.get("image_std"), white)
 
 
 def _flag(processor: dict, field: str, *, default: bool = True) -> bool:
     value = processor.get(field, default)
-    check_field(isinstance(value, bool), field, "true or false", value, PROCESSOR_FILES[1])
+    file_config.check_field(isinstance(value, bool), field, "true or false", value, PROCESSOR_FILES[1])
     return value

@@ -5,15 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_vit.checkpoints import key_mapping as keys
-from keras_vit.checkpoints.formats.file_config import (
-    FileConfig,
-    check_field,
-    is_side,
-    named_number,
-    number,
-    pair,
-    part,
-)
+from keras_vit.checkpoints.formats.file_config import FileConfig, check_field, is_side, named_number, number, pair, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
@@ -34,15 +26,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "ijepa": _VIT,
 }
 # Of transformers' BitConfig.
-_BIT: dict[str, Any] = {
-    "layer_type": "preactivation",
-    "global_padding": None,
-    "num_groups": 32,
-    "hidden_act": "relu",
-    "output_stride": 32,
-    "embedding_dynamic_padding": False,
-    "depths": [3, 4, 6, 3],
-}
+_BIT: dict[str, Any] = {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False}
+_BIT |= {"num_groups": 32, "hidden_act": "relu", "output_stride": 32, "depths": [3, 4, 6, 3]}
 _POOLER = "ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False."
 # The keys of a block as the files have them, and as the modules of transformers 5 name them in memory.
 _NORMS = "layernorm_before", "layernorm_after"
@@ -153,11 +138,7 @@ def _write_config(model: Blueprint) -> dict[str, dict]:
 
 
 VIT = config_json.HuggingFace(
-    _identify,
-    read_config=_read_config,
-    expressible=_expressible,
-    layout_for=_layout_for,
-    write_config=_write_config,
+    _identify, read_config=_read_config, expressible=_expressible, layout_for=_layout_for, write_config=_write_config
 )
 
 

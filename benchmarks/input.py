@@ -1,14 +1,17 @@
-"""Input pipelines of training: this project's, and those of other libraries on the same files.
+"""Compares input pipelines of training, each in a process of its own, in images per second.
 
-All read JPEG files of 500x375, take a random window of 5 to 100% of the area, resize it to 224x224, flip it, scale the
-pixels to [-1, 1] and make batches of 64. With augmentation they also apply RandAugment with two operations, and mix the
-images by MixUp with alpha 0.2. Pipelines of tf.data decode only the window; the others decode with Pillow in one worker
-process for each core.
+    python -m benchmarks.input
+    python -m benchmarks.input --augmentation
 
-`python -m benchmarks.input.peers PEER CASE` runs one of them: for each line of standard input, a JSON object with the
-folder and the number of batches, it writes the seconds that these batches took.
+All take a random window of 5 to 100% of a JPEG of 500x375, resize it to 224x224, flip it, scale it to [-1, 1] and make
+batches of 64. This project's pipeline, over files and over TFRecord files, runs beside a minimal tf.data loop, which
+has no labels, no seeds and no order that can resume. With --augmentation the pipeline runs beside those of Keras,
+keras-cv, torchvision, timm and Grain, all with RandAugment and MixUp. Pipelines of tf.data decode only the window; the
+others decode with Pillow in one worker process for each core. Rounds alternate, so that all meet the same conditions;
+the ratios are more reliable than the rates.
 """
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -16,17 +19,74 @@ import itertools
 import json
 import os
 import pathlib
-import sys
-from collections.abc import Callable, Iterator
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from benchmarks.case import Case
-from benchmarks.peer_process import answers, timed
+from benchmarks.case import Case, photographs, processor
+from benchmarks.comparison import PeerProcess
+from benchmarks.peer_process import timed
+from keras_vit import cli
+from keras_vit.cli import parser
+from keras_vit.cli.options import Count
+from keras_vit.files.tables import markdown_table
 
 BATCH, SIZE = 64, 224
 _SMALLEST_AREA, _MIXUP = 0.05, 0.2
 _OPERATIONS, _MAGNITUDE = 2, 10
-# Batches before the timed ones.
-_WARM_UP = 3
+_WARM_UP = 3  # batches before the timed ones
+_CORES = 2  # for the threads or worker processes of each pipeline
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Compare the input pipeline of training with others, each on two cores."""
+
+    rounds: Count = 9
+    """Timed passes of each, after one warm-up pass."""
+    batches: Count = 16
+    """Batches of 64 images in each pass."""
+    images: Count = 256
+    """Number of different files."""
+    augmentation: bool = False
+    """Compare pipelines with RandAugment and MixUp."""
+
+
+def compare(peers: Sequence[str], rounds: int, batches: int, images: int, cores: int = _CORES) -> str:
+    """Write photographs, let the pipelines take turns, and return a table."""
+    case = Case("inference", "ViT-S_16", BATCH, threads=cores)
+    seconds: dict[str, list[float]] = {peer: [] for peer in peers}
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        folder = pathlib.Path(directory) / "photographs"
+        for number, content in enumerate(photographs(images)):
+            path = folder / f"class{number % 2}" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        processes = [PeerProcess(peer, case, stack, "benchmarks.input") for peer in peers]
+        request = json.dumps({"folder": str(folder), "batches": batches})
+        for number in range(rounds + 1):
+            for process in processes:
+                answer = process.ask(request)
+                if answer and number:
+                    seconds[process.peer].append(answer["seconds"])
+        failures = {process.peer: process.end().failure for process in processes}
+    return table(seconds, failures, batches * BATCH)
+
+
+def table(seconds: dict[str, list[float]], failures: dict[str, str | None], images: int) -> str:
+    """Return a Markdown table: images per second of each pipeline, and how many times as fast ours is, by round."""
+    own = next(iter(seconds.values()))
+    rows = []
+    for peer, times in seconds.items():
+        if failures[peer] is not None or not times:
+            rows.append((peer, f"failed: {failures[peer]}", "", ""))
+            continue
+        rates = sorted(images / each for each in times)
+        ratios = [theirs / ours for ours, theirs in zip(own, times, strict=True)] if len(own) == len(times) else []
+        shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+        rows.append((peer, f"{statistics.median(rates):.0f}", f"{rates[0]:.0f} to {rates[-1]:.0f}", shown))
+    header = ("pipeline", "images/s, median", "least to most", "keras_vit is faster by")
+    return markdown_table(header, rows, num_text_columns=1)
 
 
 def keras_vit(folder: pathlib.Path, workers: int) -> Iterator:
@@ -58,10 +118,9 @@ def _ours(data: str, **augmentation) -> Iterator:
     from training.options.common import DataOptions
     from training.recipes.recipe import Recipe
 
-    recipe = Recipe(
-        image_size=(SIZE, SIZE), batch_size=BATCH, learning_rate=1.0, epochs=1, inception_crop=True, flip=True
-    )
-    recipe, split = dataclasses.replace(recipe, **augmentation), open_source(DataOptions(data)).train
+    sizes = {"image_size": (SIZE, SIZE), "batch_size": BATCH}
+    recipe = Recipe(**sizes, learning_rate=1.0, epochs=1, inception_crop=True, flip=True, **augmentation)
+    split = open_source(DataOptions(data)).train
     return iter(training_batches(split, recipe, Preprocessing((SIZE, SIZE)), num_classes=2, seed=0, first_step=0))
 
 
@@ -73,14 +132,15 @@ def minimal_loop(folder: pathlib.Path, workers: int) -> Iterator:
         return (tf.cast(images, tf.float32) - 127.5) / 127.5
 
     files = tf.data.Dataset.from_tensor_slices([str(path) for path in folder.rglob("*.jpg")]).repeat()
-    images = files.map(lambda path: _window(tf.io.read_file(path)), num_parallel_calls=tf.data.AUTOTUNE)
+    images = files.map(_window, num_parallel_calls=tf.data.AUTOTUNE)
     return iter(images.batch(BATCH, drop_remainder=True).map(batch).prefetch(tf.data.AUTOTUNE))
 
 
-def _window(data):
-    """Bytes of a JPEG -> a random window of it, flipped or not, with as few operations as possible."""
+def _window(path):
+    """A JPEG file -> a random window of it, flipped or not, with as few operations as possible."""
     import tensorflow as tf
 
+    data = tf.io.read_file(path)
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         tf.io.extract_jpeg_shape(data),
         tf.zeros((0, 0, 4)),
@@ -117,7 +177,7 @@ def _in_tf_data(folder: pathlib.Path, augment: Callable, mixup: Callable) -> Ite
     files = tf.data.Dataset.from_tensor_slices(([str(path) for path in paths], labels)).shuffle(len(paths)).repeat()
 
     def example(path: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"images": _window(tf.io.read_file(path)), "labels": tf.stack([label, 1.0 - label])}
+        return {"images": _window(path), "labels": tf.stack([label, 1.0 - label])}
 
     def batch(examples: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         mixed = mixup({**examples, "images": augment(examples["images"])})
@@ -132,16 +192,9 @@ def torchvision(folder: pathlib.Path, workers: int) -> Iterator:
     import torch
     from torchvision.transforms import v2
 
-    transform = v2.Compose(
-        [
-            v2.RandomResizedCrop(SIZE, scale=(_SMALLEST_AREA, 1.0)),
-            v2.RandomHorizontalFlip(),
-            v2.RandAugment(_OPERATIONS, _MAGNITUDE),
-            v2.ToImage(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize([0.5] * 3, [0.5] * 3),
-        ]
-    )
+    crop, augment = v2.RandomResizedCrop(SIZE, scale=(_SMALLEST_AREA, 1.0)), v2.RandAugment(_OPERATIONS, _MAGNITUDE)
+    to_numbers = v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)
+    transform = v2.Compose([crop, v2.RandomHorizontalFlip(), augment, *to_numbers])
     mixup = v2.MixUp(alpha=_MIXUP, num_classes=2)
     return (mixup(images, labels) for images, labels in _in_torch(folder, transform, workers))
 
@@ -199,27 +252,23 @@ def grain(folder: pathlib.Path, workers: int) -> Iterator:
     return (mixup(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in batches)
 
 
-PLAIN = (keras_vit_folder, keras_vit_tfrecord, minimal_loop)
-AUGMENTED = (keras_vit, keras_layers, keras_cv, torchvision, timm, grain)
-PEERS = {peer.__name__: peer for peer in (*PLAIN, *AUGMENTED)}
+_PLAIN = (keras_vit_folder, keras_vit_tfrecord, minimal_loop)
+_AUGMENTED = (keras_vit, keras_layers, keras_cv, torchvision, timm, grain)
+PEERS = {peer.__name__: peer for peer in (*_PLAIN, *_AUGMENTED)}
 
 
-def main(arguments: list[str]) -> None:
-    """`PEER CASE`, the case as JSON; only its threads count."""
-    workers = Case(**json.loads(arguments[1])).threads
-    with answers() as answer:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:workers])  # the workers inherit it
-        answer(prepare=0.0)
-        for line in sys.stdin:
-            request = json.loads(line)
-            batches = PEERS[arguments[0]](pathlib.Path(request["folder"]), workers)
-            _take(batches, _WARM_UP)
-            seconds, _ = timed(functools.partial(_take, batches, request["batches"]))
-            del batches  # an open pipeline would go on while the next one is timed
-            gc.collect()
-            answer(seconds=seconds)
-        answer()
-        os._exit(0)  # worker processes of the pipelines wait for more
+def measurements(peer: Callable[[pathlib.Path, int], Iterator], case: Case, requests: Iterable[str]) -> Iterator[dict]:
+    """Yield the seconds of some batches for each request, a JSON object with their folder and number."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.threads])  # the workers inherit it
+    yield {}
+    for request in map(json.loads, requests):
+        batches = peer(pathlib.Path(request["folder"]), case.threads)
+        _take(batches, _WARM_UP)
+        yield {"seconds": timed(functools.partial(_take, batches, request["batches"]))[0]}
+        del batches  # an open pipeline would go on while the next one is timed
+        gc.collect()
+    yield {}
+    os._exit(0)  # worker processes of the pipelines wait for more
 
 
 def _take(batches: Iterator, count: int) -> None:
@@ -227,5 +276,14 @@ def _take(batches: Iterator, count: int) -> None:
         pass
 
 
+def main(arguments: Sequence[str]) -> None:
+    """`--rounds --batches --images --augmentation`"""
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.input", about=__doc__)
+    cli.require_tensorflow()
+    peers = [peer.__name__ for peer in (_AUGMENTED if parsed.augmentation else _PLAIN)]
+    print(f"{processor()}, {_CORES} cores, {parsed.rounds} rounds of {parsed.batches} batches of {BATCH} images\n")
+    print(compare(peers, parsed.rounds, parsed.batches, parsed.images))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.run(main)

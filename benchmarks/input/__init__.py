@@ -1,1 +1,0 @@
-"""Speed of the input pipeline of training."""
