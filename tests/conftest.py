@@ -57,7 +57,7 @@ def _graphs_as_traced(request):
     So does the compilation of the form for a CPU, which the slow tests have.
     """
     folders = ["data", "detection", "devices", "experiments", "loop", "objectives", "prediction", "recipes"]
-    if request.path.parent.name not in (*folders, "segmentation"):
+    if request.path.parent.name not in (*folders, "segmentation", "text"):
         yield
         return
     import tensorflow as tf
