@@ -374,7 +374,7 @@ ATTENTION = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/"
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
-        ("hybrid_stages2.npz", {"gn_root/scale": np.ones((2, 1, 1, 32))}, "'gn_root/scale' has shape"),
+        ("hybrid_stages2.npz", {"gn_root/scale": np.ones((2, 1, 1, 16))}, "'gn_root/scale' has shape"),
         ("vit_token.npz", {f"{ATTENTION}key/kernel": np.ones((48, 2, 24))}, "The file has 2 heads"),
         ("vit_token.npz", {f"{ATTENTION}out/kernel": np.ones((2, 24, 48))}, "The file has 2 heads"),
         ("vit_token.npz", {"head/bias": np.full(7, 1e39)}, "'head/bias' has values that are not finite"),
