@@ -57,7 +57,7 @@ def _graphs_as_traced(request):
     So does the compilation of the form for a CPU, which the slow tests have.
     """
     folders = ["data", "detection", "devices", "evaluation", "experiments", "features", "loop", "objectives"]
-    folders += ["outliers", "prediction", "recipes", "segmentation"]
+    folders += ["outliers", "prediction", "recipes", "segmentation", "text"]
     if request.path.parent.name not in folders and request.path.name != "test_auto.py":
         yield
         return

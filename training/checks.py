@@ -190,7 +190,9 @@ def pipeline_options(
         if arguments:
             raise UserError(f"Options behind -- are those of a pipeline, as {arguments[0]!r}; give --runner, too.")
         return None
-    table = _table_path(data) if data else None
+    table = data.removeprefix("csv:") if data else None
+    if table is not None and not is_remote(table):
+        existing_file(table, "with --runner, --data takes csv:FILE with the columns path, label and split")
     if importlib.util.find_spec("apache_beam") is None:
         raise UserError(
             "--runner needs Apache Beam, which is not installed; install it in an environment of its own, by "
@@ -204,11 +206,3 @@ def pipeline_options(
             "that address."
         )
     return PipelineOptions(runner, arguments, table)
-
-
-def _table_path(data: str) -> str:
-    """Return the path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
-    path = data.removeprefix("csv:")
-    if not is_remote(path):
-        existing_file(path, "with --runner, --data takes csv:FILE with the columns path, label and split")
-    return path

@@ -4,7 +4,6 @@ Changes follow the official code (vit_jax `checkpoint.load_pretrained`); patches
 """
 
 import dataclasses
-import io
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, m
 from keras_vit.checkpoints.stored_positions import stored_grid_of
 from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.lazy_array import in_memory
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import numbers_of_classes, saved_classes, set_classes
 from keras_vit.models.config import (
@@ -197,9 +196,7 @@ def adapt(
 
 def weight_of(key: str, value: Any) -> Weight:
     """A weight in memory, float32."""
-    array = LazyArray(
-        key, tuple(value.shape), np.dtype(np.float32), lambda: io.BytesIO(np.array(value, np.float32).tobytes())
-    )
+    array = in_memory(key, value)
     return Weight(array, array.shape, np.asarray)
 
 

@@ -11,6 +11,7 @@ from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
 from keras_vit.checkpoints.key_mapping import (
+    BIT_ROOT,
     POSITIONS,
     Rule,
     Weight,
@@ -61,7 +62,7 @@ _LEAST_SCALE = 0.02
 _LAYER_SCALE = 1e-5
 _DEFAULT_SIZE = 224, 224  # pixels, for models without position embeddings
 # Kernels whose input is the image, of a model with convolutions before the encoder or without encoder.
-_FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", "resnet/root_block/standardized_conv2d/kernel")
+_FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", BIT_ROOT)
 
 
 def infer_blueprint(checkpoint: Checkpoint, name: str, options: LoadOptions) -> Blueprint:
@@ -430,7 +431,7 @@ def _infer_stem(
 def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation: bool) -> ResNetConfig:
     weights, layout = checkpoint.weights, checkpoint.layout
     if preactivation:
-        root, last, unit = "resnet/root_block/standardized_conv2d/kernel", "c/standardized_conv2d/kernel", r"unit\d\d+"
+        root, last, unit = BIT_ROOT, "c/standardized_conv2d/kernel", r"unit\d\d+"
     else:
         root, last, unit = "conv_root/kernel", "conv3/kernel", r"unit[1-9]\d*"
     units: dict[int, set[str]] = {}

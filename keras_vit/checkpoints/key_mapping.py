@@ -4,6 +4,7 @@ A rule pairs two key templates: "{i}" stands for a number, "{s-1}" for a number 
 least two digits. Its transform maps the array to the weight. The same table of rules reads a layout and writes it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -28,70 +29,45 @@ class Transform:
 
     ranks: tuple[int, ...]
     """Allowed ranks in the file; empty for any."""
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]]
-    """Shape in the file -> shape of the weight."""
     load: Callable[[np.ndarray], np.ndarray]
-    """Array in the file -> weight."""
+    """Array in the file -> weight, as a view. Raises ValueError for a longer axis than the one that it removes."""
     store: Callable[[np.ndarray, int], np.ndarray]
     """Weight, number of heads -> array in the file, as a view."""
 
-
-def _merge_last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return *shape[:-2], shape[-2] * shape[-1]
-
-
-def _merge_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[0] * shape[1], *shape[2:]
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape in the file -> shape of the weight; the same, which no weight has, where `load` raises ValueError."""
+        with contextlib.suppress(ValueError):
+            return self.load(np.broadcast_to(np.float32(0.0), shape)).shape  # without memory
+        return shape
 
 
-def _squeeze(axes: tuple[int, ...], shape: tuple[int, ...], squeezed: tuple[int, ...]) -> tuple[int, ...]:
-    """The squeezed shape if the removed `axes` have length one; else `shape`, which does not match any weight."""
-    return squeezed if set(axes) <= {1} else shape
-
-
-SAME = Transform((), lambda shape: shape, lambda array: array, lambda weight, heads: weight)
+SAME = Transform((), lambda array: array, lambda weight, heads: weight)
 # torch's Linear: (out, in).
-LINEAR = Transform((2,), lambda s: (s[1], s[0]), lambda a: a.T, lambda w, heads: w.T)
+LINEAR = Transform((2,), lambda a: a.T, lambda w, heads: w.T)
 # torch's Conv2d: (out, in, height, width).
-CONV = Transform(
-    (4,),
-    lambda s: (s[2], s[3], s[1], s[0]),
-    lambda a: a.transpose(2, 3, 1, 0),
-    lambda w, heads: w.transpose(3, 2, 0, 1),
-)
+CONV = Transform((4,), lambda a: a.transpose(2, 3, 1, 0), lambda w, heads: w.transpose(3, 2, 0, 1))
 # flax's projections to query, key and value: kernels (D, heads, d) and biases (heads, d).
 TO_HEADS = Transform(
     (2, 3),
-    _merge_last,
-    lambda a: a.reshape(_merge_last(a.shape)),
+    lambda a: a.reshape(*a.shape[:-2], -1),
     lambda w, heads: w.reshape(*w.shape[:-1], heads, w.shape[-1] // heads),
 )
 # flax's projection from the heads: (heads, d, D).
 FROM_HEADS = Transform(
     (3,),
-    _merge_first,
-    lambda a: a.reshape(_merge_first(a.shape)),
+    lambda a: a.reshape(-1, a.shape[-1]),
     lambda w, heads: w.reshape(heads, w.shape[0] // heads, w.shape[1]),
 )
 # torch's depthwise Conv2d: (channels, 1, height, width); Keras' (height, width, channels, 1).
-DEPTHWISE = Transform(
-    (4,),
-    lambda s: (s[2], s[3], s[0], s[1]),
-    lambda a: a.transpose(2, 3, 0, 1),
-    lambda w, heads: w.transpose(2, 3, 0, 1),
-)
+DEPTHWISE = Transform((4,), lambda a: a.transpose(2, 3, 0, 1), lambda w, heads: w.transpose(2, 3, 0, 1))
 # GroupNorm: (C), in files of older flax (1, 1, 1, C).
-CHANNELS = Transform((1, 4), lambda s: _squeeze(s[:-1], s, s[-1:]), lambda a: a.reshape(-1), lambda w, heads: w)
+CHANNELS = Transform((1, 4), lambda a: np.squeeze(a, tuple(range(a.ndim - 1))), lambda w, heads: w)
 # A dense layer stored as a 1x1 convolution: (1, 1, in, out), torch's (out, in, 1, 1).
-POINTWISE = Transform(
-    (4,), lambda s: _squeeze(s[:2], s, s[2:]), lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None]
-)
-POINTWISE_TORCH = Transform(
-    (4,), lambda s: _squeeze(s[2:], s, (s[1], s[0])), lambda a: a[:, :, 0, 0].T, lambda w, heads: w.T[:, :, None, None]
-)
+POINTWISE = Transform((4,), lambda a: np.squeeze(a, (0, 1)), lambda w, heads: w[None, None])
+POINTWISE_TORCH = Transform((4,), lambda a: np.squeeze(a, (2, 3)).T, lambda w, heads: w.T[:, :, None, None])
 # A token stored as a vector, and position embeddings as a matrix.
-TOKEN = Transform((1,), lambda s: (1, 1, *s), lambda a: a[None, None], lambda w, heads: w[0, 0])
-TABLE = Transform((2,), lambda s: (1, *s), lambda a: a[None], lambda w, heads: w[0])
+TOKEN = Transform((1,), lambda a: a[None, None], lambda w, heads: w[0, 0])
+TABLE = Transform((2,), lambda a: a[None], lambda w, heads: w[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +114,7 @@ def indexed_parts(names: tuple[str, ...], key: str) -> tuple[Rule, ...]:
 
 UNIT = "block{s}/unit{u}/"
 BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
+BIT_ROOT = "resnet/root_block/standardized_conv2d/kernel"
 
 
 def bit_norm(name: str, key: str) -> tuple[Rule, Rule]:

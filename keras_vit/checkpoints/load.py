@@ -34,8 +34,10 @@ from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.weight_resizing import Resampler, check_resampler
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
-_NOT_COMPUTED = {"dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable"}
-_NOT_COMPUTED |= {"build_config", "module"}
+_NOT_COMPUTED = {
+    *("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable"),
+    *("build_config", "module"),
+}
 _FOR_TRAINING = ("_constraint", "_initializer", "_regularizer")
 _NUM_IMAGES = 3
 # Weights in files of models that do not have them any more, because training annealed them away.

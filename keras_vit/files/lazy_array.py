@@ -6,10 +6,11 @@ Arrays are read block by block into their destination, so that memory never hold
 import concurrent.futures
 import contextlib
 import dataclasses
+import io
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -99,6 +100,13 @@ class LazyArray:
         if not np.isfinite([block.min(), block.max()]).all():
             raise UserError(f"The array {self.key!r} has values that are not finite; the file is damaged.")
         return block
+
+
+def in_memory(key: str, values: Any) -> LazyArray:
+    """An array that is no array of a file; its values are converted to float32 when they are read."""
+    return LazyArray(
+        key, tuple(values.shape), np.dtype(np.float32), lambda: io.BytesIO(np.array(values, np.float32).tobytes())
+    )
 
 
 def empty(shape: tuple[int, ...]) -> np.ndarray:

@@ -96,12 +96,15 @@ class ResNetConfig:
 
     def _rules(self) -> Rules:
         stages, count, heads, groups = self.output_channels, len(self.block_units), self.axial_heads, self.num_groups
-        is_not_axial = heads is not None and (self.preactivation or any(c // 4 % heads for c in stages))
-        each = f"one number for each of the {count} stages"
-        yield len(stages) != count, f"stage_channels must have {each}, but is {stages}."
+        yield (
+            len(stages) != count,
+            f"stage_channels must have one number for each of the {count} stages, but is {stages}.",
+        )
         yield any(channels % 4 for channels in stages), f"stage_channels must be multiples of 4, but are {stages}."
-        own = f"belong to a post-activation ResNet and must divide a quarter of {stages}"
-        yield is_not_axial, f"axial_heads {own}, but are {heads}."
+        yield (
+            heads is not None and (self.preactivation or any(channels // 4 % heads for channels in stages)),
+            f"axial_heads belong to a post-activation ResNet and must divide a quarter of {stages}, but are {heads}.",
+        )
         for channels in (self.root_channels, *(channels // 4 for channels in stages)):
             yield channels < 1 or channels % groups, f"{groups} groups do not divide {channels} channels."
 
@@ -498,9 +501,14 @@ class DetectionConfig:
 
 TaskConfig = SegmentationConfig | LinearSegmentationConfig | DetectionConfig
 
-_CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu, "distillation": Distillation}
-_CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": PositionInjection}
-_CHOICES |= {"representation": Representation}
+_CHOICES: dict[str, Any] = {
+    "classifier": Classifier,
+    "gelu": Gelu,
+    "distillation": Distillation,
+    "position_embedding": PositionEmbeddingKind,
+    "position_injection": PositionInjection,
+    "representation": Representation,
+}
 
 ModelConfig = ViTConfig | ResNetConfig
 
@@ -542,13 +550,15 @@ class Classes:
 
 
 # Fields that are newer than runs, exports and features on disk, which know a model by all fields of its config.
-_NEWER = {"rotary_reference": None, "rotary_offset": 0.0, "rotary_columns_first": False, "mlp_norm": False}
-_NEWER |= {"attention_norm": False, "pool_heads": None, "pool_mlp_dim": None}
+_NEWER = {
+    *("rotary_reference", "rotary_offset", "rotary_columns_first"),
+    *("mlp_norm", "attention_norm", "pool_heads", "pool_mlp_dim"),
+}
 
 
 def identifying_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config by which files know a model: without newer ones that are not set."""
-    return {name: value for name, value in fields.items() if name not in _NEWER or value != _NEWER[name]}
+    return {name: value for name, value in fields.items() if value or name not in _NEWER}
 
 
 def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches | TaskConfig) -> dict[str, Any]:

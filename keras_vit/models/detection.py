@@ -25,7 +25,7 @@ _LENGTH_EPSILON, _SHARE_EPSILON = 1e-6, 1e-4
 CLASSES = "classes"
 # Name of the layer that leaves out overlapping boxes, and the logit of these.
 SUPPRESSION, SUPPRESSED = "suppress_overlaps", -30.0
-_MASKED_LOGIT = float(np.finfo(np.float32).min)
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def detection_network(config: ViTConfig, task: DetectionConfig, preprocessing: Preprocessing, name: str) -> keras.Model:
@@ -60,11 +60,7 @@ def _head(x, units: int, name: str):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class TimesClassToken(keras.layers.Layer):
-    """The patches, each multiplied by the class token: (B, prefix + N, D) -> (B, N, D).
-
-    Args:
-        prefix: tokens before the patches: the class token and registers, which are left out.
-    """
+    """The patches, each multiplied by the class token, the first of the prefix: (B, prefix + N, D) -> (B, N, D)."""
 
     def __init__(self, prefix: int = 1, **kwargs):
         super().__init__(**kwargs)
@@ -84,11 +80,7 @@ class StopGradient(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class BoxesOnGrid(keras.layers.Layer):
-    """The sigmoid of predictions (B, N, 4) and a bias: a box begins at the place and with the size of its patch.
-
-    Args:
-        grid: rows and columns of the N patches.
-    """
+    """The sigmoid of predictions (B, N, 4) and a bias: a box begins at the place and with the size of its patch."""
 
     def __init__(self, grid: tuple[int, int], **kwargs):
         super().__init__(**kwargs)
@@ -151,12 +143,7 @@ class ClassLogits(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class KnownClasses(keras.layers.Layer):
-    """The embeddings of K classes, which are saved with the model: any tensor -> (K, E).
-
-    Args:
-        num_classes: K.
-        embedding_size: E.
-    """
+    """The embeddings of K classes, which are saved with the model: any tensor -> (K, E)."""
 
     def __init__(self, num_classes: int, embedding_size: int, **kwargs):
         super().__init__(**kwargs)
@@ -187,24 +174,23 @@ class SuppressOverlaps(keras.layers.Layer):
         self.max_overlap = max_overlap
 
     def call(self, logits, boxes):
-        lowest = float(np.finfo(np.float32).min)
         corners, places = to_corners(ops.cast(boxes, "float32")), np.arange(boxes.shape[1], dtype=np.int32)
         scores = ops.max(ops.cast(logits, "float32"), axis=-1)  # (B, N)
 
         def is_left(left, kept):
-            return ops.any(left > lowest)
+            return ops.any(left > _LOWEST)
 
         def take_best(left, kept):
             # The first of the most likely boxes; LiteRT lacks a part of Keras's argmax.
-            is_likeliest = ops.logical_and(left == ops.max(left, axis=-1, keepdims=True), left > lowest)
+            is_likeliest = ops.logical_and(left == ops.max(left, axis=-1, keepdims=True), left > _LOWEST)
             first = ops.min(ops.where(is_likeliest, places, len(places)), axis=-1, keepdims=True)
             is_best = places[None] == first
             box = ops.sum(corners * ops.cast(is_best, corners.dtype)[..., None], axis=1, keepdims=True)  # (B, 1, 4)
             overlap, _ = overlaps(box, corners)
             is_same = ops.logical_or(overlap > self.max_overlap, is_best)
-            return ops.where(is_same, lowest, left), ops.logical_or(kept, is_best)
+            return ops.where(is_same, _LOWEST, left), ops.logical_or(kept, is_best)
 
-        _, kept = ops.while_loop(is_left, take_best, (scores, scores < lowest))
+        _, kept = ops.while_loop(is_left, take_best, (scores, scores < _LOWEST))
         return ops.where(kept[..., None], logits, ops.minimum(logits, SUPPRESSED))
 
 
@@ -262,7 +248,7 @@ class MaskQueries(keras.layers.Layer):
 
     def call(self, logits, queries):
         present = ops.any(queries != 0, axis=-1)[:, None]  # (B, 1, K)
-        return ops.where(present, logits, _MASKED_LOGIT)
+        return ops.where(present, logits, _LOWEST)
 
 
 def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ Weights have the names and initial values of vit_jax `models_vit.py` (flax 0.x d
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import keras
@@ -14,7 +15,8 @@ from keras import ops
 
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import zeros
-from keras_vit.models.config import ResNetConfig
+from keras_vit.images.preprocessing import Preprocessing
+from keras_vit.models.config import ModelConfig, ResNetConfig, TaskConfig, config_to_dict
 from keras_vit.models.gpu import gelu_of_kept_input, on_tensor_cores
 
 PACKAGE = "keras_vit"
@@ -106,6 +108,13 @@ class ModelSpec(keras.layers.Layer):
         further = {"classes": self.classes, "task": self.task}
         further = {name: value for name, value in further.items() if value is not None}
         return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing, **further}
+
+
+def image_input(config: ModelConfig, preprocessing: Preprocessing, task: TaskConfig | None = None):
+    """Return the input (B, height, width, channels) of a model, and the same behind the layer that stores its spec."""
+    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
+    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
+    return images, ModelSpec(**spec, task=None if task is None else config_to_dict(task), name="spec")(images)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -322,11 +331,7 @@ class InsertTokens(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class LayerScale(keras.layers.Layer):
-    """Multiply each channel of (..., D) by a learned factor ("Going deeper with Image Transformers", 2103.17239).
-
-    Args:
-        initial: value of the factors before training.
-    """
+    """Multiply each channel of (..., D) by a learned factor ("Going deeper with Image Transformers", 2103.17239)."""
 
     def __init__(self, initial: float, **kwargs):
         super().__init__(**kwargs)
@@ -357,12 +362,10 @@ class Probe(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class PoolTokens(keras.layers.Layer):
-    """Tokens (B, N, D) -> one vector (B, D): see `kind`.
+    """Tokens (B, N, D) -> one vector (B, D).
 
-    Args:
-        kind: "token": the first token; "second": the second one; "gap": the mean of the patch tokens; "token+gap": the
-            first token and that mean, (B, 2 D).
-        num_prefix_tokens: tokens before the patches.
+    kind: "token": the first token; "second": the second one; "gap": the mean of the patch tokens; "token+gap": the
+    first token and that mean, (B, 2 D).
     """
 
     def __init__(self, kind: str, num_prefix_tokens: int = 0, **kwargs):

@@ -7,8 +7,6 @@ Segmentation: transformers' `EomtLoss`, which is that of Mask2Former (arXiv 2112
 Axes: B batch, Q queries or patches, T targets, K classes, P points.
 """
 
-import dataclasses
-
 import keras
 import numpy as np
 from keras import ops
@@ -16,34 +14,15 @@ from scipy.optimize import linear_sum_assignment
 
 from keras_vit.models.detection import overlaps, to_corners
 
+# Points that are drawn for each one of PointRend, and the share of these that is taken where masks are least certain.
+_OVERSAMPLE, _UNCERTAIN = 3, 0.75
 # Added before a logarithm in the matching cost of the original.
 _LOG_EPSILON = 1e-8
-
-
-@dataclasses.dataclass(frozen=True)
-class SegmentationWeights:
-    """Weights of the parts of cost and loss, as EoMT was trained."""
-
-    cross_entropy: float = 2.0
-    """Factor of the cross-entropy of the classes."""
-    mask: float = 5.0
-    """Factor of the binary cross-entropy of the masks."""
-    dice: float = 5.0
-    """Factor of the dice loss of the masks."""
-    no_object: float = 0.1
-    """Weight of queries without a target in the cross-entropy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DetectionWeights:
-    """Weights of the parts of cost and loss, as Deformable DETR was trained."""
-
-    classes: float = 2.0
-    """Factor of the focal loss of the classes."""
-    boxes: float = 5.0
-    """Factor of the L1 distance of the boxes."""
-    overlap: float = 2.0
-    """Factor of the generalized IoU."""
+# Weights of the parts of cost and loss as EoMT was trained, and of queries without a target in the cross-entropy.
+SEGMENTATION_WEIGHTS = {"cross_entropy": 2.0, "mask": 5.0, "dice": 5.0}
+NO_OBJECT_WEIGHT = 0.1
+# The same as Deformable DETR was trained: of the focal loss, the L1 distance and the generalized IoU.
+DETECTION_WEIGHTS = {"classes": 2.0, "boxes": 5.0, "overlap": 2.0}
 
 
 def sampled(masks, points):
@@ -98,15 +77,13 @@ def matched_queries(costs: np.ndarray, present: np.ndarray) -> np.ndarray:
     return matched
 
 
-def match_masks(
-    class_logits, mask_logits, labels, masks, points, weights: SegmentationWeights = SegmentationWeights()
-) -> np.ndarray:
+def match_masks(class_logits, mask_logits, labels, masks, points) -> np.ndarray:
     """The query of each target mask: (B, T) int32, -1 for none. Runs on the host; see `mask_costs`."""
-    costs = mask_costs(class_logits, mask_logits, labels, masks, points, weights)
+    costs = mask_costs(class_logits, mask_logits, labels, masks, points)
     return matched_queries(ops.convert_to_numpy(costs), np.asarray(labels) >= 0)
 
 
-def mask_costs(class_logits, mask_logits, labels, masks, points, weights: SegmentationWeights = SegmentationWeights()):
+def mask_costs(class_logits, mask_logits, labels, masks, points):
     """The cost of each query for each target mask: (B, Q, T).
 
     Args:
@@ -115,7 +92,6 @@ def mask_costs(class_logits, mask_logits, labels, masks, points, weights: Segmen
         labels: (B, T) classes, -1 for no target.
         masks: (B, T, H, W), 1 inside, of any size.
         points: (P, 2) or (B, P, 2), x and y in [0, 1], at which the masks are compared.
-        weights: of the parts of the cost.
     """
     logits = _at_points(ops.transpose(mask_logits, (0, 3, 1, 2)), points)  # (B, Q, P)
     targets = _at_points(ops.cast(masks, "float32"), points)  # (B, T, P)
@@ -128,7 +104,8 @@ def mask_costs(class_logits, mask_logits, labels, masks, points, weights: Segmen
     inside = ops.sigmoid(logits)
     sizes = ops.sum(inside, axis=-1)[..., None] + ops.sum(targets, axis=-1)[:, None]
     dice_cost = 1.0 - (2.0 * ops.matmul(inside, targets_last) + 1.0) / (sizes + 1.0)
-    return weights.cross_entropy * class_cost + weights.mask * mask_cost + weights.dice * dice_cost
+    weights = SEGMENTATION_WEIGHTS
+    return weights["cross_entropy"] * class_cost + weights["mask"] * mask_cost + weights["dice"] * dice_cost
 
 
 def _present(labels):
@@ -144,21 +121,19 @@ def _at_points(masks, points):
     return sampled(ops.cast(masks, "float32"), points)
 
 
-def uncertain_points(mask_logits, count: int, seed, oversample: float = 3.0, share: float = 0.75):
+def uncertain_points(mask_logits, count: int, seed):
     """Random points, most of them where a mask is least certain, as in PointRend (arXiv 1912.08193).
 
     Args:
         mask_logits: (B, T, h, w), of the matched queries.
         count: P, 12,544 in EoMT.
         seed: an integer or a keras.random.SeedGenerator.
-        oversample: points that are drawn for each of them, of which the least certain are taken.
-        share: of the points that are taken so; the others are anywhere.
 
     Returns:
         (B, T, P, 2), x and y in [0, 1], without a gradient.
     """
-    leading, num_uncertain = _shape(mask_logits)[:2], int(share * count)
-    drawn = keras.random.uniform((*leading, int(count * oversample), 2), dtype="float32", seed=seed)
+    leading, num_uncertain = _shape(mask_logits)[:2], int(_UNCERTAIN * count)
+    drawn = keras.random.uniform((*leading, count * _OVERSAMPLE, 2), dtype="float32", seed=seed)
     certainty = ops.abs(sampled(ops.cast(mask_logits, "float32"), drawn))
     _, least = ops.top_k(-certainty, num_uncertain)
     chosen = ops.take_along_axis(drawn, ops.cast(least, "int32")[..., None], axis=2)
@@ -174,27 +149,22 @@ def matched_masks(mask_logits, matched):
     return ops.einsum("bhwq,btq->bthw", mask_logits, chosen)
 
 
-def segmentation_losses(
-    class_logits, mask_logits, labels, masks, matched, points, weights: SegmentationWeights = SegmentationWeights()
-) -> dict:
+def segmentation_losses(class_logits, mask_logits, labels, masks, matched, points) -> dict:
     """The three parts of the loss, each a scalar without its weight: "cross_entropy", "mask", "dice".
 
     Args beside those of `mask_costs`:
         matched: (B, T) queries, of `match_masks`.
         points: also (B, T, P, 2), such as those of `uncertain_points`.
-        weights: that of no object is for the cross-entropy.
 
     The masks' parts are sums over the matched targets divided by the number of all targets, at least 1.
     """
-    sums = segmentation_sums(class_logits, mask_logits, labels, masks, matched, points, weights)
+    sums = segmentation_sums(class_logits, mask_logits, labels, masks, matched, points)
     num_masks = ops.maximum(ops.sum(ops.cast(ops.convert_to_tensor(labels) >= 0, "float32")), 1.0)
     totals = {"cross_entropy": ops.sum(sums["importance"]), "mask": num_masks, "dice": num_masks}
     return {name: ops.sum(sums[name]) / total for name, total in totals.items()}
 
 
-def segmentation_sums(
-    class_logits, mask_logits, labels, masks, matched, points, weights: SegmentationWeights = SegmentationWeights()
-) -> dict:
+def segmentation_sums(class_logits, mask_logits, labels, masks, matched, points) -> dict:
     """The sums of which `segmentation_losses` are quotients, of each image: "cross_entropy", "mask", "dice" (B,).
 
     Also "importance" (B,): the weights of the queries within the cross-entropy. For the arguments see there.
@@ -205,7 +175,7 @@ def segmentation_sums(
     chosen = ops.one_hot(matched, num_queries, dtype="float32")  # (B, T, Q)
     classes = ops.einsum("btq,btk->bqk", chosen, ops.one_hot(labels, outputs, dtype="float32"))
     nothing = 1.0 - ops.sum(chosen, axis=1)  # (B, Q)
-    importance = 1.0 - nothing + weights.no_object * nothing
+    importance = 1.0 - nothing + NO_OBJECT_WEIGHT * nothing
     no_object = ops.one_hot(ops.full((1, 1), outputs - 1, "int32"), outputs, dtype="float32")  # (1, 1, K + 1)
     classes = classes + nothing[..., None] * no_object
     surprise = -ops.sum(classes * ops.log_softmax(class_logits, axis=-1), axis=-1)
@@ -228,13 +198,13 @@ def _binary_cross_entropy(logits, targets):
     return ops.softplus(logits) - targets * logits
 
 
-def match_boxes(class_logits, boxes, labels, target_boxes, weights: DetectionWeights = DetectionWeights()):
+def match_boxes(class_logits, boxes, labels, target_boxes):
     """The prediction of each target box: (B, T) int32, -1 for none. Runs on the host; see `box_costs`."""
-    costs = box_costs(class_logits, boxes, labels, target_boxes, weights)
+    costs = box_costs(class_logits, boxes, labels, target_boxes)
     return matched_queries(ops.convert_to_numpy(costs), np.asarray(labels) >= 0)
 
 
-def box_costs(class_logits, boxes, labels, target_boxes, weights: DetectionWeights = DetectionWeights()):
+def box_costs(class_logits, boxes, labels, target_boxes):
     """The cost of each prediction for each target box: (B, Q, T).
 
     Args:
@@ -242,7 +212,6 @@ def box_costs(class_logits, boxes, labels, target_boxes, weights: DetectionWeigh
         boxes: (B, Q, 4), center x and y, width and height as shares of the image.
         labels: (B, T) classes, -1 for no target.
         target_boxes: (B, T, 4), likewise.
-        weights: of the parts of the cost.
     """
     boxes, target_boxes = ops.cast(boxes, "float32"), ops.convert_to_tensor(target_boxes, "float32")
     p = ops.sigmoid(ops.cast(class_logits, "float32"))
@@ -251,7 +220,8 @@ def box_costs(class_logits, boxes, labels, target_boxes, weights: DetectionWeigh
     class_cost = ops.take_along_axis(present - absent, _present(labels)[:, None], axis=-1)  # (B, Q, T)
     distance = ops.sum(ops.abs(boxes[:, :, None] - target_boxes[:, None]), axis=-1)
     _, generalized = overlaps(to_corners(boxes)[:, :, None], to_corners(target_boxes)[:, None])
-    return weights.classes * class_cost + weights.boxes * distance - weights.overlap * generalized
+    weights = DETECTION_WEIGHTS
+    return weights["classes"] * class_cost + weights["boxes"] * distance - weights["overlap"] * generalized
 
 
 def detection_losses(

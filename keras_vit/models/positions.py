@@ -11,11 +11,9 @@ from keras_vit.models.layers import PACKAGE, initial, small_normal
 
 
 class _OnGrid(keras.layers.Layer):
-    """Base of the layers that add position embeddings to the tokens of a patch grid.
+    """Base of the layers that add position embeddings to the tokens of a grid (rows, columns) of patches.
 
-    Args:
-        grid: rows and columns of patches. Checkpoints are resized to it on loading.
-        num_prefix_tokens: number of tokens with an embedding before the patches, 1 with a class token.
+    num_prefix_tokens: number of tokens with an embedding before the patches, 1 with a class token.
     """
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, **kwargs):

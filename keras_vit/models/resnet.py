@@ -10,15 +10,13 @@ Layers bear the names of the released checkpoints, with "." for "/".
 Axes: B batch, h rows, w columns, C channels.
 """
 
-import dataclasses
-
 import keras
 
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import axis_attention
-from keras_vit.models.config import ResNetConfig, config_to_dict
+from keras_vit.models.config import ResNetConfig
 from keras_vit.models.image_model import ImageModel
-from keras_vit.models.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
+from keras_vit.models.layers import CHANNELS_LAST, TokenDense, group_norm, image_input, standardized_conv
 
 
 def resnet_classifier(
@@ -28,9 +26,8 @@ def resnet_classifier(
 
     Without classes it ends with the mean of the feature map (B, C). Called by `keras_vit.build`.
     """
-    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
-    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
-    x = resnet(ModelSpec(**spec, name="spec")(images), config)
+    images, x = image_input(config, preprocessing)
+    x = resnet(x, config)
     x = keras.layers.GlobalAveragePooling2D(data_format=CHANNELS_LAST, name="pool")(x)  # (B, C)
     if num_classes:
         x = TokenDense(num_classes, kernel_initializer="zeros", name="head")(x)  # (B, classes)
@@ -91,10 +88,7 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
 
     Without classes, the output is the features (B, 2048 * width). Called by `keras_vit.build`.
     """
-    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
-    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
-    x = ModelSpec(**spec, name="spec")(images)
-
+    images, x = image_input(config, preprocessing)
     x = keras.layers.ZeroPadding2D(3, data_format=CHANNELS_LAST, name="resnet.root_block.padding")(x)
     root = "resnet.root_block.standardized_conv2d"
     x = standardized_conv(x, config, config.root_channels, 7, 2, "valid", root)  # (B, h / 2, w / 2, 64 * width)

@@ -15,7 +15,7 @@ from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models import vit
 from keras_vit.models.attention import FORBIDDEN
 from keras_vit.models.config import ViTConfig
-from keras_vit.models.layers import TokenDense, gelu_erf
+from keras_vit.models.layers import TokenDense, gelu_erf, small_normal
 from keras_vit.models.positions import SinCosPositions
 
 # Channels of an attention head in the decoder of a masked autoencoder: 16 heads of 512 channels in the paper.
@@ -48,10 +48,7 @@ def masked_patch_model(
 
 
 class CorruptPatches(keras.layers.Layer):
-    """Hides some of the embedded patches, in other places for every image and step of training.
-
-    Args:
-        corruption: share of the patches of each image, of which at least one is corrupted.
+    """Hides a share of the embedded patches, at least one, in other places for every image and step of training.
 
     Shape: (B, N, D) -> (B, N, D), and (B, N) float32 with 1 at the corrupted ones.
     """
@@ -62,9 +59,7 @@ class CorruptPatches(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator()
 
     def build(self, input_shape):
-        self.mask_token = self.add_weight(
-            name="mask_token", shape=input_shape[-1:], initializer=keras.initializers.RandomNormal(stddev=0.02)
-        )
+        self.mask_token = self.add_weight(name="mask_token", shape=input_shape[-1:], initializer=small_normal())
 
     def call(self, patches, training=False):
         count = patches.shape[1]
@@ -206,10 +201,7 @@ class PrefixMask(keras.layers.Layer):
 
 
 class RandomMasking(keras.layers.Layer):
-    """Keeps some patches and leaves out the others, in other places for every image and step of training.
-
-    Args:
-        share: of the patches of each image that are left out.
+    """Leaves out a share of the patches, in other places for every image and step of training.
 
     Shape: (B, N, D) -> the visible patches (B, n, D), (B, N) float32 with 1 at the masked ones, and (B, N) int32: for
     each place its patch in the list of visible, then masked patches.
@@ -237,9 +229,7 @@ class RestorePatches(keras.layers.Layer):
     """Puts visible patches (B, n, D) back to their places (B, N), those of `RandomMasking`, among learned tokens."""
 
     def build(self, visible_shape, places_shape):
-        self.mask_token = self.add_weight(
-            name="mask_token", shape=visible_shape[-1:], initializer=keras.initializers.RandomNormal(stddev=0.02)
-        )
+        self.mask_token = self.add_weight(name="mask_token", shape=visible_shape[-1:], initializer=small_normal())
 
     def call(self, visible, places):
         num_masked = places.shape[1] - visible.shape[1]

@@ -7,7 +7,6 @@ Layers bear the names of the released checkpoints, with "." for "/", so the name
 Axes: B batch, h rows and w columns of patches, N tokens, D width, M width of the MLP.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from keras import ops
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models import layers
 from keras_vit.models.attention import attention, axis_attention
-from keras_vit.models.config import ConvStem, ShiftedPatches, TaskConfig, ViTConfig, config_to_dict
+from keras_vit.models.config import ConvStem, ShiftedPatches, TaskConfig, ViTConfig
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.models.resnet import resnet
@@ -77,9 +76,7 @@ def head(features, config: ViTConfig, num_classes: int | None, name: str):
 def image_and_patches(config: ViTConfig, preprocessing: Preprocessing, task: TaskConfig | None = None):
     """Return the input (B, height, width, channels) and its embedded patches (B, h * w, D)."""
     rows, columns = config.grid(preprocessing.image_size)
-    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
-    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
-    x = layers.ModelSpec(**spec, task=None if task is None else config_to_dict(task), name="spec")(images)
+    images, x = layers.image_input(config, preprocessing, task)
     if isinstance(config.stem, ConvStem):
         x = conv_stem(x, config.stem)
     elif isinstance(config.stem, ShiftedPatches):
@@ -173,8 +170,12 @@ def encoder_block(
     to the attention logits (B, H, N, N).
     """
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
-    rotary = {"grid": grid, "reference": config.rotary_reference, "offset": config.rotary_offset}
-    rotary |= {"columns_first": config.rotary_columns_first}
+    rotary = {
+        "grid": grid,
+        "reference": config.rotary_reference,
+        "offset": config.rotary_offset,
+        "columns_first": config.rotary_columns_first,
+    }
     options: dict[str, Any] = {
         "num_heads": config.num_heads,
         "dropout_rate": config.attention_dropout_rate,
@@ -285,10 +286,7 @@ class ShiftAndCut(keras.layers.Layer):
     """Shifted patches: (B, h, w, C) -> (B, h / P, w / P, P * P * 5 C), pixels row by row.
 
     The channels of a pixel are those of the image, then of its copies shifted by P // 2 pixels to the upper left, upper
-    right, lower left and lower right; what enters at the border is 0.
-
-    Args:
-        patch_size: P, a divisor of h and w.
+    right, lower left and lower right; what enters at the border is 0. P, the patch size, divides h and w.
     """
 
     def __init__(self, patch_size: int, **kwargs):

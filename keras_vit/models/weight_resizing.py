@@ -11,25 +11,17 @@ import numpy as np
 
 from keras_vit.errors import check_choice, check_integers, check_known
 
-# bilinear-aligned    vit_jax `checkpoint.py`: `scipy.ndimage.zoom` of order 1, which is bilinear with aligned corners
-#                     but for the sizes at which SciPy leaves the last row and column zero (28 -> 48 among them).
-# bicubic-aligned     torchvision `interpolate_embeddings`: torch bicubic, align_corners=True.
-# bilinear            timm for .npz files, and FlexiViT's patches: half-pixel centers, no antialiasing.
-# bicubic             Hugging Face `interpolate_pos_encoding`: torch bicubic, align_corners=False.
-# bicubic-offset      DINOv2 without registers, `interpolate_pos_encoding`: the same with 0.1 added to the new size, for
-#                     the places of the samples alone.
-# bicubic-antialias   timm `resample_abs_pos_embed` otherwise: torch bicubic, antialias=True.
-# bicubic-keras       keras-hub's DINOv2: keras.ops.image.resize, whose backends differ by a few 1e-4.
-# bilinear-keras      kmodels: the same with antialias=True.
 Resampler = Literal[
+    # vit_jax `checkpoint.py`: `scipy.ndimage.zoom` of order 1, which is bilinear with aligned corners but for the sizes
+    # at which SciPy leaves the last row and column zero (28 -> 48 among them).
     "bilinear-aligned",
-    "bicubic-aligned",
-    "bilinear",
-    "bicubic",
-    "bicubic-offset",
-    "bicubic-antialias",
-    "bicubic-keras",
-    "bilinear-keras",
+    "bicubic-aligned",  # torchvision `interpolate_embeddings`: torch bicubic, align_corners=True
+    "bilinear",  # timm for .npz files, and FlexiViT's patches: half-pixel centers, no antialiasing
+    "bicubic",  # Hugging Face `interpolate_pos_encoding`: torch bicubic, align_corners=False
+    "bicubic-offset",  # DINOv2 without registers: the same, 0.1 added to the new size for the places of the samples
+    "bicubic-antialias",  # timm `resample_abs_pos_embed` otherwise: torch bicubic, antialias=True
+    "bicubic-keras",  # keras-hub's DINOv2: keras.ops.image.resize, whose backends differ by a few 1e-4
+    "bilinear-keras",  # kmodels: the same with antialias=True
 ]
 # How a patch kernel gets other channels.
 ChannelRule = Literal["mean", "repeat"]

@@ -35,7 +35,7 @@ from keras_vit.text.tower import TextConfig, build_text_tower
 _BLOCK = "encoderblock_{i}/"
 _FIRST = "encoderblock_0/"
 # (1, T, D) of flax.
-_LIKE_IMAGES = Transform((3,), lambda s: s[1:] if s[0] == 1 else s, lambda a: a[0], lambda w, heads: w[None])
+_LIKE_IMAGES = Transform((3,), lambda a: np.squeeze(a, 0), lambda w, heads: w[None])
 # Towers that are not read, by a part of a key that only they have.
 _UNREAD = {
     "visual.attnpool.": "a ResNet for its images",
@@ -43,15 +43,24 @@ _UNREAD = {
     "text_model.embeddings.word_embeddings.": "a text tower of another kind, such as BERT",
 }
 # Defaults of CLIPTextConfig and SiglipTextConfig in transformers 5.23, for fields missing in config.json.
-_CLIP: dict[str, Any] = {"num_attention_heads": 8, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
-_CLIP |= {"eos_token_id": 49407}
+_CLIP: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "eos_token_id": 49407,
+}
 _SIGLIP: dict[str, Any] = {"num_attention_heads": 12, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 _LAST: dict[str, Any] = {"pooling": "last", "causal": False, "head_bias": True}  # SigLIP
 # Of CLIP's first files, whose config.json has this id, which is not that of the token: the largest id is pooled.
 _LEGACY_END = 2
 # Sizes that both config.json and the arrays have: TextConfig field -> name in transformers.
-_SIZES = {"vocab_size": "vocab_size", "length": "max_position_embeddings", "hidden_size": "hidden_size"}
-_SIZES |= {"num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "length": "max_position_embeddings",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "mlp_dim": "intermediate_size",
+}
 # Logits are multiplied by exp of at most this; training clips CLIP's at log(100).
 _LARGEST_LOG_SCALE = 10.0
 

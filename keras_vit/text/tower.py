@@ -14,7 +14,7 @@ from typing import Literal
 import keras
 from keras import ops
 
-from keras_vit.errors import Rules, UserError, check_integers, refuse_first
+from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.models.attention import FORBIDDEN
 from keras_vit.models.config import Gelu, ViTConfig
 from keras_vit.models.layers import PACKAGE, TokenDense, check_backend, initial, small_normal
@@ -62,18 +62,21 @@ class TextConfig:
     def __post_init__(self) -> None:
         for field in ("vocab_size", "length", "hidden_size", "num_layers", "num_heads", "mlp_dim", "output_size"):
             check_integers(field, getattr(self, field))
-        refuse_first(self._rules())
-
-    def _rules(self) -> Rules:
-        tokens, length, end = self.vocab_size, self.length, self.end_token
-        width, heads = self.hidden_size, self.num_heads
+        end, tokens = self.end_token, self.vocab_size
         has_end = isinstance(end, int) and not isinstance(end, bool) and 0 <= end < tokens
-        most = f"at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions"
-        is_larger = tokens > _MOST_TOKENS or length > _MOST_LENGTH
-        yield width % heads, f"The width {width} of the text tower is no multiple of its {heads} heads."
-        yield is_larger, f"A text tower has {most}, but the file says {tokens:,} and {length:,}."
-        should = f"eos_token_id in config.json should be a number below {tokens}"
-        yield self.pooling == "first-end" and not has_end, f"{should}, but is {end!r:.80}."
+        refuse_first(
+            [
+                (
+                    tokens > _MOST_TOKENS or self.length > _MOST_LENGTH,
+                    f"A text tower has at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions, but the file "
+                    f"says {tokens:,} and {self.length:,}.",
+                ),
+                (
+                    self.pooling == "first-end" and not has_end,
+                    f"eos_token_id in config.json should be a number below {tokens}, but is {end!r:.80}.",
+                ),
+            ]
+        )
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -102,13 +105,7 @@ class PadText(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class TextEmbedding(keras.layers.Layer):
-    """The embeddings of tokens and of their positions, added: ids (B, T) -> (B, T, D).
-
-    Args:
-        vocab_size: number of tokens.
-        length: T.
-        width: D.
-    """
+    """The embeddings of tokens and of their positions, added: ids (B, T) -> (B, T, D), T = length, D = width."""
 
     def __init__(self, vocab_size: int, length: int, width: int, **kwargs):
         check_backend()
@@ -142,10 +139,7 @@ class CausalMask(keras.layers.Layer):
 class PoolText(keras.layers.Layer):
     """The token that stands for the text: tokens (B, T, D) and their ids (B, T) -> (B, D).
 
-    Args:
-        kind: "first-end": the first whose id is `end_token`; "largest": the first with the largest id; "last": the
-            last.
-        end_token: see `kind`.
+    kind: "first-end": the first whose id is `end_token`; "largest": the first with the largest id; "last": the last.
     """
 
     def __init__(self, kind: str, end_token: int | None = None, **kwargs):

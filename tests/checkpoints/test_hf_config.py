@@ -292,11 +292,10 @@ def test_a_header_of_safetensors_that_is_too_large_is_refused(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize("name", ["hybrid_stages2.npz", "bv_vit_tok_learn.npz"])
-def test_arrays_in_fortran_order_are_the_same_weights(name, tmp_path):
-    arrays = read_npz(FIXTURES / name)
+def test_arrays_in_fortran_order_are_the_same_weights(tmp_path):
+    arrays = read_npz(FIXTURES / "hybrid_stages2.npz")
     write_npz(tmp_path / "x.npz", {key: np.asfortranarray(array) for key, array in arrays.items()})
-    assert_equal_weights(keras_vit.from_checkpoint(tmp_path / "x.npz"), loaded(FIXTURES / name))
+    assert_equal_weights(keras_vit.from_checkpoint(tmp_path / "x.npz"), loaded(FIXTURES / "hybrid_stages2.npz"))
 
 
 @pytest.mark.parametrize("shape", [(3, 700_001), (5, 0), ()])

@@ -125,10 +125,10 @@ def test_a_model_without_head_is_converted_to_its_own_layout(name, tmp_path, cap
     assert ("add_pooling_layer=False" in printed) == (name == "hf_mae")
 
 
-def test_dinov3_without_registers_has_an_empty_array_of_them(tmp_path):
+def test_dinov3_without_registers_and_biases_of_its_attention_is_read_again(tmp_path):
     config = ViTConfig(
         4, 16, 1, 2, 32, gelu="erf", layer_norm_epsilon=1e-5, layer_scale=0.1, position_embedding="rotary",
-        key_bias=False,
+        qkv_bias=False,
     )  # fmt: skip
     model = randomize(keras_vit.build(config, image_size=16, num_classes=0))
     keras_vit.save_checkpoint(model, tmp_path / "x", layout="huggingface")

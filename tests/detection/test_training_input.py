@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import DetectionConfig, Preprocessing
 from keras_vit.files.keras_model import load_model
-from keras_vit.models.matching_losses import DetectionWeights
+from keras_vit.models.matching_losses import DETECTION_WEIGHTS
 from tests.support import FIXTURES
 from training.data.annotations.images import Box, BoxedImage
 from training.data.annotations.open_boxes import BoxData
@@ -83,8 +83,8 @@ def test_the_objective_is_the_golden_loss():
     outputs = {"class_logits": tf.constant(data["logits"]), "boxes": tf.constant(data["pred_boxes"])}
     measure = tf.function(BoxSetPrediction().measure)
     losses, sums = measure(tf.zeros((2, 1)), targets, outputs, tf.ones(2))
-    parts, weights = {"classes": "loss_ce", "boxes": "loss_bbox", "overlap": "loss_giou"}, DetectionWeights()
-    expected = sum(getattr(weights, name) * data[key] for name, key in parts.items())
+    parts = {"classes": "loss_ce", "boxes": "loss_bbox", "overlap": "loss_giou"}
+    expected = sum(DETECTION_WEIGHTS[name] * data[key] for name, key in parts.items())
     assert float(losses.numpy().mean()) == pytest.approx(float(expected), rel=1e-5)
     assert 0.0 < float(sums[1]) < 2.0
     assert float(sums[2]) == 2.0

@@ -82,6 +82,7 @@ def test_families_grow_in_operations():
 def test_subsets_are_1_10_and_100_per_cent_for_each_family():
     found = [(point.line, point.train_images) for point in points("data-size")]
     assert found == [(line, size) for line in ("ViT", "hybrid", "BiT") for size in (600, 6000, 60_000)]
+    assert [point.train_images for point in data_size(BASE, 60_000, [500, 1000])] == [500, 1000] * 3
     bit = next(point.recipe.model for point in points("data-size") if point.line == "BiT")
     assert isinstance(bit, ResNetConfig)
     assert bit.preactivation
@@ -193,10 +194,6 @@ def test_intervals_are_student_s():
 def test_mistakes_are_named(arguments, words, tmp_path):
     with pytest.raises(UserError, match=words):
         study.main([*arguments, "--data", "digits", "--workdir", str(tmp_path)])
-
-
-def test_sizes_are_taken_from_the_data():
-    assert [point.train_images for point in data_size(BASE, 60_000, [500, 1000])] == [500, 1000] * 3
 
 
 def test_a_second_study_in_the_same_directory_is_refused(short_lock_wait, tmp_path):

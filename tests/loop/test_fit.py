@@ -253,17 +253,6 @@ def test_a_diverged_run_is_not_finished(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (14, 2)])
-def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
-    recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
-    run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
-    assert len(run.metrics()) == epochs
-    step, _, arrays = checkpoints.load_latest(run.path / "checkpoints")
-    assert step == arrays["step/00000"].fetch() == steps
-    assert arrays["optimizer/00000"].fetch() == steps  # the optimizer's own count of its updates
-
-
-@pytest.mark.slow
 def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epochs(tmp_path):
     options = arguments(tmp_path / "run", execution=Execution(evaluate_every=8))
     run = pretraining.pretrain(options, "tiny")
@@ -343,15 +332,6 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     assert len(run.metrics()) == 2
     last = checkpoints.load_latest(run.path / "checkpoints")[2]["weight/00000"].fetch()
     assert not np.array_equal(np.array(keras.models.load_model(run.path / "model.keras").trainable_weights[0]), last)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [4, 50])
-def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
-    execution = Execution(steps_per_execution=steps)
-    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
-    assert [record["step"] for record in run.metrics()] == [7, 14, 21]
-    assert_ended_alike(run.path, finished.path)
 
 
 def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_it():

@@ -1,6 +1,7 @@
 """The names of classes travel with a model, and a head is kept where they are those of the new classes."""
 
 import dataclasses
+import functools
 import json
 
 import keras
@@ -20,7 +21,9 @@ BIT = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
 NAMES = ("ant", "bee", "red_fox")
 
 
+@functools.cache
 def named(config=ONE_BLOCK, **options) -> keras.Model:
+    """A model with the names, for tests that change nothing of it."""
     model = randomize(keras_vit.build(config, **{"image_size": TINY_IMAGE, "num_classes": 3, **options}))
     keras_vit.set_classes(model, NAMES)
     return model
@@ -51,7 +54,7 @@ def test_a_model_has_its_names_in_every_form(tmp_path):
 
 
 def test_names_do_not_follow_to_another_head(tmp_path):
-    model = named()
+    model = named.__wrapped__()
     assert keras_vit.classes_of(keras_vit.adapt(model, num_classes=3)) is None
     own = keras.Model(model.input, keras.layers.Dense(3, name="own")(model.get_layer("pool").output))
     assert keras_vit.classes_of(own) is None
@@ -68,9 +71,8 @@ def test_names_do_not_follow_to_another_head(tmp_path):
 
 
 def test_the_labels_of_an_older_run_become_those_of_its_model(tmp_path):
-    model = keras_vit.build(ONE_BLOCK, image_size=TINY_IMAGE, num_classes=3)
     (tmp_path / "run").mkdir()
-    model.save(tmp_path / "run" / "model.keras")
+    keras_vit.build(ONE_BLOCK, image_size=TINY_IMAGE, num_classes=3).save(tmp_path / "run" / "model.keras")
     (tmp_path / "run" / "labels.txt").write_text("one\ntwo\nthree\n")
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {}}))
     assert keras_vit.classes_of(keras_vit.from_checkpoint(tmp_path / "run")) == ("one", "two", "three")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from tests.support import FIXTURES, GOLDEN, others_slow
+from tests.support import FIXTURES, GOLDEN, loaded, others_slow
 
 KINDS = {"vit", "vit_hybrid", "bit", "big_vision_vit", "torch"}
 CHECKPOINTS = [name for name, entry in GOLDEN.items() if entry["kind"] in KINDS]
@@ -15,6 +15,8 @@ STREAM = ("block", "encoded", "embedded", "patch", "resnet", "features", "hidden
 # What the files cannot tell.
 OVERRIDES = {name: {"num_heads": 4} for name in GOLDEN if name.startswith(("timm_vit", "torchvision"))}
 OVERRIDES |= {"timm_hybrid": {"num_heads": 4, "num_groups": 8}, "timm_bit": {"num_groups": 8}}
+for _name in ("bv_vit_gap_sincos", "vit_nonsquare", "hybrid_odd_sizes", "hf_bit", "hf_bit_bottleneck_same", "timm_bit"):
+    OVERRIDES[_name] = {**OVERRIDES.get(_name, {}), "image_size": tuple(GOLDEN[_name]["image_size"])}
 # Other codes' names for what is inside; and what they recorded that has no name here.
 SAME_THING = {"pooler_output": "pre_logits", "with_posemb": "embedded", "hidden_0": "embedded"}
 SAME_THING |= {"hidden_last": "block_2", "last_hidden_state": "encoded", "features": "encoded"}
@@ -31,12 +33,8 @@ def golden(name: str) -> tuple[dict, dict]:
     return entry | GOLDEN[entry.get("same_weights_as", name)], dict(np.load(FIXTURES / entry["io"]))
 
 
-def from_golden(name: str, **options):
-    entry = GOLDEN[name]
-    size = GOLDEN[entry.get("same_weights_as", name)]["image_size"]
-    return keras_vit.from_checkpoint(
-        FIXTURES / entry["checkpoint"], image_size=tuple(size), **OVERRIDES.get(name, {}), **options
-    )
+def from_golden(name: str):
+    return loaded(FIXTURES / GOLDEN[name]["checkpoint"], **OVERRIDES.get(name, {}))
 
 
 # Those that differ from a sibling in their pooling, the names of their keys or a layer before the head are slow.

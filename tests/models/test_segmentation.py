@@ -162,16 +162,6 @@ def test_a_changed_backbone_is_refused(backbone):
         keras_vit.segmentation_model(changed, TASK)
 
 
-def test_a_backbone_with_lora_gives_the_merged_kernels():
-    backbone = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0)
-    name = "Transformer.encoderblock_0.MlpBlock_3.Dense_0"
-    layer = backbone.get_layer(name)
-    layer.enable_lora(1)
-    layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
-    model = keras_vit.segmentation_model(backbone, TASK)
-    np.testing.assert_allclose(model.get_layer(name).kernel, layer.kernel, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("backbone", "task", "sentence"),
     [

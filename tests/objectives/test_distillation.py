@@ -1,7 +1,6 @@
 """Distillation: what the losses are, what is trained, continued and refused."""
 
 import dataclasses
-import json
 import shutil
 
 import keras
@@ -11,7 +10,6 @@ import pytest
 import keras_vit
 from keras_vit import UserError
 from keras_vit.files.keras_model import load_model
-from keras_vit.run import load
 from tests.support import randomize, replaced
 from training import pretrain
 from training.loop.build import build_trainer
@@ -58,16 +56,6 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, rem
     trainer = build_trainer(lambda: model, recipe, 6, execution=Execution(remat=remat))
     logs = trainer.train_on_batch(images, labels, return_dict=True)
     assert float(logs["loss"]) == pytest.approx(np.mean(losses), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_distilled_run_keeps_no_teacher(upstream, tmp_path):
-    workdir = tmp_path / "run"
-    pretrain.main([*COMMAND, "--teacher", str(upstream.path), "--workdir", str(workdir)])
-    model, labels = load(workdir)
-    assert (model.output_shape, labels) == ((None, 10), tuple("0123456789"))
-    settings = json.loads((workdir / "config.json").read_text())["settings"]
-    assert settings["recipe"]["teacher"] == str(upstream.path)
 
 
 def a_teacher(name: str, upstream, folder) -> str:

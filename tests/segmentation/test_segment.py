@@ -88,14 +88,6 @@ def test_more_segments_than_queries_are_refused(backbone, tmp_path):
         fit(backbone, data, tmp_path / "run", *SMALL, *QUERIES[2:], "--task", "instance", "--num-queries", "2")
 
 
-@pytest.mark.slow
-def test_a_dry_run_trains_nothing(backbone, tmp_path, capsys):
-    data = shapes.write_folder(tmp_path / "d", 11)
-    fit(backbone, data, tmp_path / "run", *SMALL, *QUERIES, "--dry-run")
-    assert "memory of a step" in capsys.readouterr().out
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_classifier_does_not_segment(backbone):
     with pytest.raises(UserError, match="does not segment images; train a model that does"):
         open_segmenter(Run.of_model(keras.models.load_model(backbone)))

@@ -82,7 +82,7 @@ def test_the_end_token_2_is_that_of_metaclip_2_but_not_of_clip(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_attention_heads": 5}, "no multiple of its"),
+        ({"num_attention_heads": 5}, "must be a multiple of num_heads"),
         ({"hidden_act": "relu"}, "unsupported hidden_act='relu'"),
         ({"vocab_size": 51}, "vocab_size=51"),
         ({"eos_token_id": 50}, "number below 50"),

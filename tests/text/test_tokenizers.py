@@ -178,7 +178,7 @@ def fifty_ends():
     ],
 )
 def test_a_tokenizer_that_fails_when_it_is_used_is_one_sentence(field, value, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(vocabulary, "_PATIENCE", 3.0)
+    monkeypatch.setattr(vocabulary, "_PATIENCE", 1.0)
     folder = with_tokenizer(CLIP, tmp_path / "clip")
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(content | {field: value}))

@@ -88,9 +88,9 @@ def embed(arguments: Sequence[str], about: str) -> None:
 
         first = inference.embed(run, options, pipeline)
     else:
-        listing = (
-            extraction.listing_of_data(open_source(options.source)) if data else extraction.listing_of_files(files)
-        )
+        listing = extraction.listing_of_files(files)
+        if data:
+            listing = extraction.listing_of_data(open_source(options.source))
         [first] = extraction.embed(run, listing, options).some([0]).paths
     following: list[tuple[str, ...]] = [("review", "--index", options.output)]
     if options.images or options.source.kind in ("folder", "csv"):

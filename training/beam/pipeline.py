@@ -100,10 +100,8 @@ def infer(
 def print_counts(result: str, folder: pathlib.Path, total: int, counts: Mapping[str, int]) -> None:
     """Print what `infer` has written of all images. Raises UserError if none can be read."""
     check_some_read(total - counts["problems"])
-    print(
-        f"{result} {total:,} images, {counts['kept']:,} of them from an earlier pipeline"
-        + (f"; {counts['problems']:,} cannot be read, see {folder / PROBLEMS}." if counts["problems"] else ".")
-    )
+    problems = f"; {counts['problems']:,} cannot be read, see {folder / PROBLEMS}" if counts["problems"] else ""
+    print(f"{result} {total:,} images, {counts['kept']:,} of them from an earlier pipeline{problems}.")
 
 
 def write_problems(folder: pathlib.Path, name: str, problems: Mapping[str, str]) -> None:
@@ -138,14 +136,12 @@ def run_pipeline(options: PipelineOptions, build: Callable[[apache_beam.Pipeline
     does.
     """
     logging.getLogger().setLevel(logging.ERROR)  # Beam warns of what is usual, and partly without a name
-    beam_options = BeamOptions([*options.arguments], runner=options.runner)
+    others = {}
     if options.runner == "DirectRunner":
         # Else Beam downloads a program for its DirectRunner, Prism. Of the current version, this changes nothing else.
-        beam_options = BeamOptions(
-            [*options.arguments], runner=options.runner, update_compatibility_version=apache_beam.__version__
-        )
+        others = {"update_compatibility_version": apache_beam.__version__}
         threading.excepthook = _end_with_a_worker
-    pipeline = apache_beam.Pipeline(options=beam_options)
+    pipeline = apache_beam.Pipeline(options=BeamOptions([*options.arguments], runner=options.runner, **others))
     build(pipeline)
     try:
         result = pipeline.run()

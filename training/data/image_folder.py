@@ -60,10 +60,10 @@ def folder(options: DataOptions) -> DataSet:
 
 def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
     """Open all image files in a folder and the folders inside it, whatever they are called; the labels are -1."""
-    reader = _Reader(on_bad_image)
-    files = reader.good_files(sorted(images_in(path)), str(path))
+    contents = FileContents()
+    files = _good_files(sorted(images_in(path)), str(path), on_bad_image, contents)
     names = [os.path.relpath(file, path) for file in files]
-    return dataclasses.replace(_split(files, np.full(len(files), -1), names, reader.contents), labels=None)
+    return dataclasses.replace(_split(files, np.full(len(files), -1), names, contents), labels=None)
 
 
 def csv_list(options: DataOptions) -> DataSet:
@@ -97,10 +97,13 @@ def _opened(
     if options.split_seed is not None and "" not in splits:
         raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
     draw.contents.with_looks = "" in splits and options.group != ALONE
-    reader = _Reader(options.on_bad_image, draw.contents)
     if column != ONE_CLASS:
-        return _of_shares(column, splits, where, reader, draw)
-    files = {split: reader.readable(labels, where[split]) for split, labels in splits.items()}
+        return _of_shares(column, splits, where, draw)
+    files: dict[str, Labels] = {}
+    for split, labels in splits.items():
+        good = _good_files(list(labels), where[split], options.on_bad_image, draw.contents)
+        files[split] = {file: labels[file] for file in good}
+        _check_sizes(files[split], labels.values(), where[split])
     return _of_classes(_decided(files, options.exclude, draw.contents), path, draw)
 
 
@@ -116,32 +119,19 @@ def _say_separators(path: pathlib.Path, column: str, texts: Sequence[str]) -> No
         print(f"Warning: {joined[0]!r} is one class of {path}; for several classes of an image, put | between them.")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Reads every file once: which are readable images, and what they contain."""
-
-    on_bad_image: OnBadImage
-    contents: FileContents = dataclasses.field(default_factory=FileContents)
-
-    def good_files(self, files: Sequence[str], where: str) -> list[str]:
-        """Return the files that are readable images; a UserError names the others, unless they are skipped."""
-        image_warnings = ImageWarnings()
-        bad = problems_of(files, lambda file: file_problem(file, image_warnings, self.contents))
-        report_bad(
-            [(shown(file), why) for file, why in bad.items()],
-            f"of {len(files)} files in {where} cannot be read as images",
-            "repair or remove them, or give --on-bad-image skip",
-            self.on_bad_image,
-        )
-        good = [file for file in files if file not in bad]
-        image_warnings.warn(f"{len(good):,} images in {where}")
-        return good
-
-    def readable(self, labels: Labels, where: str) -> Labels:
-        """Return the `good_files` with their classes, all of which must be left."""
-        good = {file: labels[file] for file in self.good_files(list(labels), where)}
-        _check_sizes(good, labels.values(), where)
-        return good
+def _good_files(files: Sequence[str], where: str, on_bad_image: OnBadImage, contents: FileContents) -> list[str]:
+    """Return the files that are readable images; a UserError names the others, unless they are skipped."""
+    image_warnings = ImageWarnings()
+    bad = problems_of(files, lambda file: file_problem(file, image_warnings, contents))
+    report_bad(
+        [(shown(file), why) for file, why in bad.items()],
+        f"of {len(files)} files in {where} cannot be read as images",
+        "repair or remove them, or give --on-bad-image skip",
+        on_bad_image,
+    )
+    good = [file for file in files if file not in bad]
+    image_warnings.warn(f"{len(good):,} images in {where}")
+    return good
 
 
 def _check_sizes(labels: Labels, classes: Iterable[str], where: str, least: int = 1) -> None:
@@ -315,7 +305,7 @@ def _numbers(labels: Labels, names: Sequence[str]) -> np.ndarray:
 
 
 def _of_shares(
-    column: str, value_of: Mapping[str, Mapping[str, str]], where: Mapping[str, str], reader: _Reader, draw: _Draw
+    column: str, value_of: Mapping[str, Mapping[str, str]], where: Mapping[str, str], draw: _Draw
 ) -> DataSet:
     """Return the data set of files with several classes each, or with a share of each class."""
     names: set[str] = set()
@@ -323,15 +313,16 @@ def _of_shares(
     for split, texts in value_of.items():
         shares = {file: class_shares(text, column) for file, text in sorted(texts.items())}
         names = names.union(*shares.values())
-        splits[split] = {file: shares[file] for file in reader.good_files(list(shares), where[split])}
+        good = _good_files(list(shares), where[split], draw.options.on_bad_image, draw.contents)
+        splits[split] = {file: shares[file] for file in good}
     if held_out := set(splits) == {""}:
         splits = _spread_tenth(splits[""], draw)
     _check_shares(splits, names, draw.options.path)
     train, test = splits["train"], splits["test"]
-    for remark in reader.contents.remarks(train, test):
+    for remark in draw.contents.remarks(train, test):
         print(f"Warning: {remark}")
     labels = tuple(sorted(names))
-    made = [_target_split(part, labels, column == SEVERAL_CLASSES, reader.contents) for part in (train, test)]
+    made = [_target_split(part, labels, column == SEVERAL_CLASSES, draw.contents) for part in (train, test)]
     return DataSet(labels, made[0], made[1], held_out=held_out)
 
 

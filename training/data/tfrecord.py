@@ -8,7 +8,7 @@ remote TPU host, which runs no Python, can read, too.
 
 import concurrent.futures
 import contextlib
-import dataclasses
+import itertools
 import json
 import os
 import re
@@ -50,26 +50,6 @@ def shard_name(split: str, number: int, count: int) -> str:
     return f"{split}-{number:05d}-of-{count:05d}.tfrecord"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Spans:
-    """Which records of which files come one after the other."""
-
-    paths: list[str]
-    skipped: np.ndarray  # records before the first of each (spans,)
-    starts: np.ndarray  # the number of the first record of each, and of all (spans + 1,)
-    edges: np.ndarray  # where the beginning of the first record of each stands among all edges of records (spans,)
-
-    def of(self, index: int) -> int:
-        """Return the span of record number `index`."""
-        return int(np.searchsorted(self.starts, index, side="right")) - 1
-
-    def records_at(self, edges: np.ndarray) -> np.ndarray:
-        """Return the numbers of the records that begin at these edges (n,), as far as they are in a span."""
-        spans = zip(self.edges, self.starts, self.starts[1:], strict=False)
-        numbers = ((edges - edge + start, start, end) for edge, start, end in spans)
-        return np.concatenate([hits[(hits >= start) & (hits < end)] for hits, start, end in numbers])
-
-
 class TFRecords:
     """The records of several files in a row, by number."""
 
@@ -86,45 +66,46 @@ class TFRecords:
             np.cumsum(in_file + (HEADER + FOOTER), out=edges[place + 1 : place + 1 + len(in_file)])
             place += len(in_file) + 1
         counts = [len(range(len(lengths[path]))[skip : skip + take]) for path, skip, take in spans]
-        self._spans = _Spans(
-            [path for path, _, _ in spans],
-            np.array([skip for _, skip, _ in spans], np.int64),
-            np.cumsum([0, *counts]),
-            np.array([self._of_file[path].start + skip for path, skip, _ in spans], np.int64),
-        )
+        self._paths = [path for path, _, _ in spans]
+        self._skipped = [skip for _, skip, _ in spans]  # records before the first of each span
+        self._starts = np.cumsum([0, *counts])  # the number of the first record of each span, and of all (spans + 1,)
+        # Where the beginning of the first record of each span stands among all edges (spans,).
+        self._firsts = np.array([self._of_file[path].start + skip for path, skip, _ in spans], np.int64)
         self._in_graph = tf.constant(edges)
         self._edges = self._in_graph.numpy()  # the same memory
 
     def __len__(self) -> int:
-        return int(self._spans.starts[-1])
+        return int(self._starts[-1])
 
     @property
     def fingerprint(self) -> int:
         """The same for the same records in files of the same names, wherever they lie."""
-        names = json.dumps([os.path.basename(path) for path in self._spans.paths])
+        names, counts = json.dumps([os.path.basename(path) for path in self._paths]), np.diff(self._starts)
         checksum = zlib.crc32(names.encode())
-        counts = np.diff(self._spans.starts)
         for number, count in enumerate(counts):
             checksum = zlib.crc32(np.full(count, number).tobytes(), checksum)
         for shift in (0, 1):  # where records begin and end
-            for edge, count in zip(self._spans.edges + shift, counts, strict=True):
+            for edge, count in zip(self._firsts + shift, counts, strict=True):
                 checksum = zlib.crc32(self._edges[edge : edge + count].tobytes(), checksum)
         return checksum
 
     def name(self, index: int) -> str:
         """Name a record in a message: by its number in the file, from 0."""
-        span = self._spans.of(index)
-        number = self._spans.skipped[span] + index - self._spans.starts[span]
-        return f"record {number} of {os.path.basename(self._spans.paths[span])}"
+        span = self._span(index)
+        number = self._skipped[span] + index - self._starts[span]
+        return f"record {number} of {os.path.basename(self._paths[span])}"
+
+    def _span(self, index: int) -> int:
+        return int(np.searchsorted(self._starts, index, side="right")) - 1
 
     def read(self, index: tf.Tensor) -> tf.Tensor:
         """Return the record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
-        span = tf.searchsorted(self._spans.starts, index[None], side="right")[0] - 1
-        edge = tf.gather(self._spans.edges - self._spans.starts[:-1], span) + index
+        span = tf.searchsorted(self._starts, index[None], side="right")[0] - 1
+        edge = tf.gather(self._firsts - self._starts[:-1], span) + index
         begin, end = tf.unstack(self._in_graph[edge : edge + 2], num=2)
         # The raw operations, since tf.data.TFRecordDataset cannot begin within a file.
         records = tf.raw_ops.TFRecordDatasetV2(
-            filenames=tf.gather(self._spans.paths, span)[None],
+            filenames=tf.gather(self._paths, span)[None],
             compression_type="",
             buffer_size=end - begin,  # one read, after that of a byte to skip to the record
             byte_offsets=begin[None],
@@ -135,7 +116,7 @@ class TFRecords:
 
     def split(self, read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Split:
         """Return the records as examples, which `read` makes of their numbers."""
-        parallel_reads = PARALLEL_READS if any(map(is_remote, self._spans.paths)) else None
+        parallel_reads = PARALLEL_READS if any(map(is_remote, self._paths)) else None
         return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads=parallel_reads)
 
     def explain_damage(self, message: str) -> str | None:
@@ -146,11 +127,13 @@ class TFRecords:
         if not (damage := re.search(r"(?:corrupted|truncated) record at (\d+)", message)):
             return None
         edges = np.flatnonzero(np.isin(self._edges, [int(damage[1]), int(damage[1]) - HEADER]))
-        for index in self._spans.records_at(edges):
+        spans = zip(self._firsts, self._starts, self._starts[1:], strict=False)
+        hits = [[n for n in edges - first + start if start <= n < end] for first, start, end in spans]
+        for index in itertools.chain.from_iterable(hits):
             try:
                 self.read(tf.constant(index, tf.int64))
             except tf.errors.DataLossError:
-                path = self._spans.paths[self._spans.of(index)]
+                path = self._paths[self._span(index)]
                 folder = os.path.dirname(path) or "."
                 if not np.array_equal(scan(path) + (HEADER + FOOTER), np.diff(self._edges[self._of_file[path]])):
                     kept = os.path.join(folder, RECORD_INDEX)

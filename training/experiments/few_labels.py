@@ -9,7 +9,6 @@ are not balanced. ema-teacher: Semi-ViT, see `training.objectives.pseudo_labels`
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import shutil
 from typing import Any
 
@@ -77,18 +76,16 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
     )
     table = markdown_table(("training", "evaluation accuracy", "gain"), rows)
     print(f"{table}\n{verdict}")
-    return _keep(runs[best], options.directory, f"# Labels alone and with images\n\n{table}\n\n{verdict}\n")
+    not_kept = shutil.ignore_patterns("checkpoints", _LABELS)
+    with atomic_folder(options.directory) as folder:
+        shutil.copytree(runs[best].path, folder, dirs_exist_ok=True, ignore=not_kept)
+        report = f"# Labels alone and with images\n\n{table}\n\n{verdict}\n"
+        (folder / REPORT).write_text(report, encoding="utf-8")
+    return Run.at(options.directory)
 
 
 # The options of a run with the labels alone.
 _WITHOUT: dict[str, Any] = {"unlabelled": None, "learn_by": "noisy-student", "confidence": 0.6, "rounds": 2}
-
-
-def _keep(run: Run, workdir: pathlib.Path, report: str) -> Run:
-    with atomic_folder(workdir) as folder:
-        shutil.copytree(run.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", _LABELS))
-        (folder / REPORT).write_text(report, encoding="utf-8")
-    return Run.at(workdir)
 
 
 # Noisy student

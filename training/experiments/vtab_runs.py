@@ -185,10 +185,6 @@ def _bin(value: tf.Tensor, thresholds: tuple[float, ...]) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(tf.constant(thresholds) < value, tf.int32)) - 1
 
 
-def _count(example: dict) -> tf.Tensor:
-    return tf.size(example["objects"]["size"]) - 3
-
-
 def _closest_object(example: dict) -> tf.Tensor:
     return _bin(tf.reduce_min(example["objects"]["pixel_coords"][:, 2]), (0.0, 8.0, 8.5, 9.0, 9.5, 10.0))
 
@@ -211,7 +207,11 @@ def _stored(key: str, num_stored: int, num_classes: int) -> LabelRule:
 
 # By task, where the label is not stored as `label`.
 RULES = {
-    "clevr-count": LabelRule({"objects": {"size"}}, _count, tuple(f"{n} objects" for n in range(3, 11))),
+    "clevr-count": LabelRule(
+        {"objects": {"size"}},
+        lambda example: tf.size(example["objects"]["size"]) - 3,
+        tuple(f"{count} objects" for count in range(3, 11)),
+    ),
     "clevr-distance": LabelRule(
         {"objects": {"pixel_coords"}}, _closest_object, ("to 8", "to 8.5", "to 9", "to 9.5", "to 10", "farther")
     ),

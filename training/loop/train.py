@@ -208,7 +208,9 @@ class Training:
         if service is not None:
             training = functools.partial(served_batches, service, training)
         training = functools.partial(training, first_step=self.step)
-        size, count = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
+        examples, replicas = source.evaluation.num_examples, strategy.num_replicas_in_sync
+        count = -(-examples // most)
+        size = -(-examples // (count * replicas)) * replicas  # which they divide, with the least padding
         evaluation = functools.partial(of_evaluation, source.evaluation, preprocessing, batch_size=size)
         return distributed(strategy, recipe.batch_size, training), distributed(strategy, size, evaluation), count
 
@@ -308,13 +310,6 @@ class _Saved:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise self._training.diverged()
         return array
-
-
-def evaluation_size(num_examples: int, replicas: int, most: int) -> tuple[int, int]:
-    """Return a batch size up to `most` that the replicas divide, and the number of batches, with the least padding."""
-    num_batches = -(-num_examples // most)
-    size = -(-num_examples // num_batches)
-    return -(-size // replicas) * replicas, num_batches
 
 
 def _numbers(logs: dict) -> dict[str, float]:

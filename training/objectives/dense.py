@@ -72,7 +72,7 @@ class MaskSetPrediction(DenseObjective):
     metrics = ("loss",)
 
     def __init__(self, num_points: int | None = None, num_steps: int = 1):
-        self._num_points, self._num_steps, self._weights = num_points, num_steps, matching_losses.SegmentationWeights()
+        self._num_points, self._num_steps = num_points, num_steps
 
     def prepare(self, model):
         self._seeds = keras.random.SeedGenerator(0)  # of the points
@@ -112,21 +112,21 @@ class MaskSetPrediction(DenseObjective):
         """Return the losses (B,), divided by the mean number of targets: their mean is that of the batch."""
         seed = self._seeds if in_training else 0
         class_logits, mask_logits = (ops.cast(prediction[name], "float32") for name in ("class_logits", "mask_logits"))
-        labels, weights = targets["labels"], self._weights
+        labels, weights = targets["labels"], matching_losses.SEGMENTATION_WEIGHTS
         num_points = self._num_points or min(_POINTS, mask_logits.shape[1] * mask_logits.shape[2])
         # The same for all images, so that evaluation does not depend on the size of its batches.
         points = keras.random.uniform((num_points, 2), dtype="float32", seed=seed)
-        costs = matching_losses.mask_costs(class_logits, mask_logits, labels, masks, points, weights)
+        costs = matching_losses.mask_costs(class_logits, mask_logits, labels, masks, points)
         matched = matched_in_step(costs, labels)
         if in_training:
             logits = ops.stop_gradient(matching_losses.matched_masks(mask_logits, matched))
             points = matching_losses.uncertain_points(logits, num_points, seed)
-        sums = matching_losses.segmentation_sums(class_logits, mask_logits, labels, masks, matched, points, weights)
+        sums = matching_losses.segmentation_sums(class_logits, mask_logits, labels, masks, matched, points)
         num_targets, num_queries = targets["num_targets"], class_logits.shape[1]
-        importance = num_targets + weights.no_object * (num_queries - num_targets)
+        importance = num_targets + matching_losses.NO_OBJECT_WEIGHT * (num_queries - num_targets)
         return (
-            weights.cross_entropy * sums["cross_entropy"] / importance
-            + (weights.mask * sums["mask"] + weights.dice * sums["dice"]) / num_targets
+            weights["cross_entropy"] * sums["cross_entropy"] / importance
+            + (weights["mask"] * sums["mask"] + weights["dice"] * sums["dice"]) / num_targets
         )
 
 
@@ -165,10 +165,10 @@ class BoxSetPrediction(DenseObjective):
     def measure(self, images, targets, outputs, weights):
         """As `Objective.measure`, also with "boxes" (B, T, 4) in targets."""
         logits, boxes = ops.cast(outputs["class_logits"], "float32"), ops.cast(outputs["boxes"], "float32")
-        labels, wanted, shares = targets["labels"], targets["boxes"], matching_losses.DetectionWeights()
-        matched = matched_in_step(matching_losses.box_costs(logits, boxes, labels, wanted, shares), labels)
+        labels, wanted = targets["labels"], targets["boxes"]
+        matched = matched_in_step(matching_losses.box_costs(logits, boxes, labels, wanted), labels)
         sums = matching_losses.detection_sums(logits, boxes, labels, wanted, matched)
-        total = sum(getattr(shares, name) * of_images for name, of_images in sums.items())
+        total = sum(matching_losses.DETECTION_WEIGHTS[name] * of_images for name, of_images in sums.items())
         losses = weights * total / targets["num_targets"]
         counts = ops.sum(ops.cast(labels >= 0, "float32"), axis=1)  # (B,)
         chosen = ops.take_along_axis(boxes, ops.maximum(matched, 0)[..., None], axis=1)  # (B, T, 4)

@@ -79,7 +79,9 @@ class MaskWriter:
         file = self._folder / _MASKS / mask
         file.parent.mkdir(parents=True, exist_ok=True)
         if self._has_numbers:
-            PIL.Image.fromarray(class_numbers(self._segmenter, answer)).save(file)
+            # From 256 classes on in 16 bits, since 255 is ignored in 8 bits.
+            kind = np.uint8 if len(self._segmenter.labels) < 256 else np.uint16
+            PIL.Image.fromarray(class_map(answer).astype(kind)).save(file)
             return
         write_panoptic_png(answer.map, file)
         image_id, (height, width) = len(self._images) + 1, answer.map.shape
@@ -130,11 +132,6 @@ def _segments_info(answer: FoundSegments) -> list[dict[str, Any]]:
 def _annotation(answer: FoundSegments, number: int, mask: np.ndarray) -> dict[str, Any]:
     own = mask_annotation(mask, int(answer.labels[number]))
     return own | {"iscrowd": 0, "score": float(answer.scores[number])}
-
-
-def class_numbers(segmenter: Segmenter, answer: FoundSegments) -> np.ndarray:
-    """The classes (h, w) of a semantic model: uint8, or uint16 from 256 classes on, since 255 is ignored in 8 bits."""
-    return class_map(answer).astype(np.uint8 if len(segmenter.labels) < 256 else np.uint16)
 
 
 def _listed(segmenter: Segmenter, answer: FoundSegments) -> str:

@@ -116,16 +116,12 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
         raise UserError(f"{run.name} has a linear head, which tells classes of pixels alone; leave --task {task} out.")
     labels, model = run.labels_of(own.num_classes), run.model
     if preprocessing_of(model).resize not in ("stretch", "pad"):
-        model = _whole_images(model)
+        from training.loop.build import rebuilt
+
+        # Whole images, where the original divides them into windows.
+        whole = preprocessing_of(model).with_resize("pad", None, background="black")
+        model = rebuilt(model, dataclasses.replace(whole, padding="after"))
     return Segmenter(run.name, model, labels, own)
-
-
-def _whole_images(model: keras.Model) -> keras.Model:
-    """Return the model with a preprocessing that shows whole images, where the original divides them into windows."""
-    from training.loop.build import rebuilt
-
-    whole = dataclasses.replace(preprocessing_of(model).with_resize("pad", None, background="black"), padding="after")
-    return rebuilt(model, whole)
 
 
 def class_map(answer: FoundSegments | tuple[np.ndarray, np.ndarray]) -> np.ndarray:

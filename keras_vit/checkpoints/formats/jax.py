@@ -3,13 +3,14 @@
 The weights of all models here have the keys of vit_jax as released, those of BiT big_transfer's.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.blueprint import Blueprint
-from keras_vit.models.config import PositionEmbeddingKind, ResNetConfig, ViTConfig
+from keras_vit.models.config import ResNetConfig, ViTConfig
 
 _SCALE_BIAS = ("scale", "bias")
 
@@ -60,9 +61,7 @@ _RESNET = (
 )
 
 
-def _layout(
-    *rules: keys.Rule, prefix_positions: bool = True, default_positions: PositionEmbeddingKind = "none"
-) -> Layout:
+def _layout(*rules: keys.Rule) -> Layout:
     """Standardized kernels are divided by their standard deviation; flax's GroupNorm has the epsilon 1e-6."""
     return Layout(
         (*_OUTSIDE_BLOCKS, *rules),
@@ -70,24 +69,20 @@ def _layout(
         variance_epsilon=0.0,
         deviation_epsilon=1e-5,
         biases=(*HEAD_BIASES, QUERY_BIAS),
-        prefix_positions=prefix_positions,
-        default_positions=default_positions,
     )
 
 
 _RELEASED = _layout(*_unchanged(keys.POSITIONS), *block_rules(keys.BLOCK, _BEFORE_LINEN), *_RESNET)
 _LINEN = _layout(*_unchanged(keys.POSITIONS), *block_rules(keys.BLOCK, LINEN), *_RESNET)
 # It prepends the class token after the position embeddings are added.
-_BIG_VISION = _layout(
-    keys.Rule((keys.POSITIONS,), "pos_embedding"),
-    *block_rules(keys.BLOCK, LINEN),
+_BIG_VISION = dataclasses.replace(
+    _layout(keys.Rule((keys.POSITIONS,), "pos_embedding"), *block_rules(keys.BLOCK, LINEN)),
     prefix_positions=False,
     default_positions="sincos-2d",
 )
-_BIT_ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _BIT = Layout(
     (
-        *_unchanged(_BIT_ROOT, f"{keys.BIT_UNIT}a/proj/standardized_conv2d/kernel"),
+        *_unchanged(keys.BIT_ROOT, f"{keys.BIT_UNIT}a/proj/standardized_conv2d/kernel"),
         *_unchanged(*(f"{keys.BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
         *_unchanged(*(f"{keys.BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
         *_unchanged("resnet/group_norm/gamma", "resnet/group_norm/beta", "resnet/head/conv2d/bias"),
@@ -124,7 +119,7 @@ VIT_JAX = Format(
 )
 BIG_TRANSFER = Format(
     "npz",
-    lambda arrays: _BIT if _BIT_ROOT in arrays else None,
+    lambda arrays: _BIT if keys.BIT_ROOT in arrays else None,
     suffixes=_NPZ,
     expressible=lambda model: {} if isinstance(model.config, ResNetConfig) and model.config.preactivation else None,
     layout_for=lambda model: _BIT,

@@ -6,7 +6,6 @@ DINOv3, and with "task/" before those of task.weights.h5. How it makes its image
 """
 
 import dataclasses
-import functools
 import io
 import math
 import pathlib
@@ -29,7 +28,7 @@ from keras_vit.checkpoints.formats.file_config import (
 )
 from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, check_square, inexpressible
 from keras_vit.files.hdf5 import WEIGHTS, open_hdf5, write_hdf5
-from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.lazy_array import LazyArray, in_memory
 from keras_vit.files.safetensors import read_json
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu, ViTConfig
@@ -126,8 +125,7 @@ def _zero_biases(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         if name in others and f"{attention}/{others[name]}/vars/1" not in arrays:
             continue
         shape = kernel.shape[1:] if name in others else kernel.shape[-1:]
-        open_zeros = functools.partial(io.BytesIO, bytes(4 * math.prod(shape)))
-        zeros[bias] = LazyArray(bias, shape, np.dtype(np.float32), open_zeros)
+        zeros[bias] = in_memory(bias, np.broadcast_to(np.float32(0.0), shape))
     return zeros
 
 
@@ -443,7 +441,7 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     family = _family(model)
     if family is None:
         return None
-    without_head = ("token",) * (not model.num_classes)
+    without_head = () if model.num_classes else ("token",)
     own: dict[str, dict[str, tuple | None]] = {
         "ViTBackbone": {
             "classifier": ("token", "gap"),
@@ -464,14 +462,21 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
             "position_embedding": ("rotary",),
             "classifier": without_head,
         },
-        "SigLIPVisionEncoder": {"layer_norm_epsilon": (1e-6,), "classifier": ("map",) * (not model.num_classes)},
+        "SigLIPVisionEncoder": {
+            "gelu": None,
+            "layer_norm_epsilon": (1e-6,),
+            "classifier": () if model.num_classes else ("map",),
+        },
         "CLIPVisionEncoder": {
-            **{"layer_norm_epsilon": (1e-5,), "classifier": without_head},
-            **{"pre_norm": (True,), "patch_bias": (False,), "head_bias": None},
+            "gelu": None,
+            "layer_norm_epsilon": (1e-5,),
+            "pre_norm": (True,),
+            "patch_bias": (False,),
+            "classifier": without_head,
+            "head_bias": None,
         },
     }
-    free = ("prefix_positions", *(("gelu",) * family.endswith("VisionEncoder")))
-    return {**DEFAULTS, **dict.fromkeys(free, None), **own[family]}
+    return {**DEFAULTS, "prefix_positions": None, **own[family]}
 
 
 def _layout_for(model: Blueprint) -> Layout:
@@ -520,22 +525,26 @@ def _write_config(model: Blueprint) -> dict[str, dict]:
 
 def _own_fields(family: str, config: ViTConfig, size: tuple[int, int], channels: int) -> dict[str, Any]:
     """The fields of a family beside those of all."""
-    own: dict[str, Any]
     epsilon = config.layer_norm_epsilon
-    if family in ("ViTBackbone", "DeiTBackbone"):
+    if family == "ViTBackbone":
         own = {"use_class_token": config.has_class_token, "use_patch_bias": config.patch_bias}
-        return {"layer_norm_epsilon": epsilon, **(own if family == "ViTBackbone" else {})}
+        return {"layer_norm_epsilon": epsilon, **own}
+    if family == "DeiTBackbone":
+        return {"layer_norm_epsilon": epsilon}
     if family in ("CLIPVisionEncoder", "SigLIPVisionEncoder"):
         return {"intermediate_activation": ACTIVATIONS[config.gelu]}
-    own = {"layer_scale_init_value": config.layer_scale, "num_register_tokens": config.num_registers}
-    own["use_mask_token"] = False
+    of_dino: dict[str, Any] = {
+        "layer_scale_init_value": config.layer_scale,
+        "num_register_tokens": config.num_registers,
+        "use_mask_token": False,
+    }
     if family == "DINOV2Backbone":
         hidden = next((n for n in range(1, 2 * config.mlp_dim) if (n * 2 // 3 + 7) // 8 * 8 == config.mlp_dim), None)
         if config.gated_mlp and hidden is None:
             raise inexpressible("DINOV2Backbone of keras-hub has MLPs of multiples of 8", f"{config.mlp_dim}")
-        own |= {"intermediate_dim": hidden} if config.gated_mlp else {}
-        return {**own, "use_swiglu_ffn": config.gated_mlp, "position_embedding_shape": [*size, channels]}
-    return own | {
+        of_dino |= {"intermediate_dim": hidden} if config.gated_mlp else {}
+        return {**of_dino, "use_swiglu_ffn": config.gated_mlp, "position_embedding_shape": [*size, channels]}
+    return of_dino | {
         "layer_norm_eps": epsilon,
         "hidden_activation": ACTIVATIONS[config.gelu],
         "use_gated_mlp": config.gated_mlp,

@@ -69,8 +69,8 @@ def _block(
     norm: str = "layernorm_",
     scale: str = "layerscale_",
 ) -> tuple[keys.Rule, ...]:
-    norms, kinds = (f"{norm}1", f"{norm}2"), {"dense": keys.indexed, "norm": keys.indexed_norm}
-    return keys.block_rules(layer, norms, attention, mlp, f"{scale}{{n}}/0", to, **kinds)
+    norms, scales = (f"{norm}1", f"{norm}2"), f"{scale}{{n}}/0"
+    return keys.block_rules(layer, norms, attention, mlp, scales, to, dense=keys.indexed, norm=keys.indexed_norm)
 
 
 _MLP = {"Dense_0": "dense_1", "Dense_1": "dense_2"}

@@ -33,9 +33,14 @@ _FREE = _SIZES | _OF_TRAINING | _OF_TOKENIZER | {"mlp_ratio", "timm_model_name"}
 # Those of the text tower that models here have, too.
 _OF_TEXT = {"no_causal_mask", "proj_bias", "pool_type", "act_kwargs", "norm_kwargs"}
 # Of the others, the values that do so.
-_DEFAULTS: dict[str, tuple[str, ...]] = {"pool_type": ("tok",), "pos_embed_type": ("learnable",)}
-_DEFAULTS |= {"proj_type": ("linear",), "block_type": ("default",)}
-_DEFAULTS |= {"timm_pool": ("map", "avg", "token"), "timm_proj": ("none", "linear")}
+_DEFAULTS: dict[str, tuple[str, ...]] = {
+    "pool_type": ("tok",),
+    "pos_embed_type": ("learnable",),
+    "proj_type": ("linear",),
+    "block_type": ("default",),
+    "timm_pool": ("map", "avg", "token"),
+    "timm_proj": ("none", "linear"),
+}
 # Where the keys of an image tower of timm begin.
 TRUNK = "visual.trunk."
 

@@ -30,7 +30,7 @@ _UNSUPPORTED = (
 _IMAGES = timm_config.images("bicubic", {None: 0.9})  # _cfg of its Vision Transformers
 _BIT = Layout(
     (
-        keys.Rule(("resnet/root_block/standardized_conv2d/kernel",), "stem.conv.weight", keys.CONV),
+        keys.Rule((keys.BIT_ROOT,), "stem.conv.weight", keys.CONV),
         *keys.bit_units("stages.{s-1}.blocks.{u-1}"),
         *keys.bit_norm("resnet", "norm"),
         keys.Rule(("resnet/head/conv2d/kernel",), "head.fc.weight", keys.POINTWISE_TORCH),

@@ -5,7 +5,6 @@ nothing, BatchNormalization, which becomes a part of the Dense after it, one Den
 """
 
 import dataclasses
-import io
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessin
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
 from keras_vit.errors import reading
 from keras_vit.files.hdf5 import open_hdf5, read_model_config, write_hdf5
-from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.lazy_array import LazyArray, in_memory
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ViTConfig
 
@@ -159,8 +158,9 @@ def _head(layers: Sequence[dict], arrays: Mapping[str, LazyArray]) -> dict[str, 
             kernel, bias = _variable(arrays, name, "kernel"), _variable(arrays, name, "bias")
             bias = (0.0 if bias is None else bias) + shift @ kernel if np.ndim(shift) else bias
             kernel = kernel * (scale[:, None] if isinstance(scale, np.ndarray) else scale)
-            head |= _in_memory(f"{to}/kernel:0", kernel)
-            head |= {} if bias is None else _in_memory(f"{to}/bias:0", bias)
+            for leaf, value in (("kernel", kernel), ("bias", bias)):
+                if value is not None:
+                    head[f"{to}/{leaf}:0"] = in_memory(f"{to}/{leaf}:0", value)
             scale, shift = 1.0, 0.0
     if np.ndim(scale):
         raise unsupported("a model of vit-keras that ends in a BatchNormalization", "heads here end in a Dense")
@@ -173,11 +173,6 @@ def _variable(arrays: Mapping[str, LazyArray], layer: str, leaf: str) -> Any:
     if key is None and leaf in ("kernel", "moving_mean", "moving_variance"):
         keys.refuse_keys("is incomplete", [f"{layer}/{leaf}"])
     return None if key is None else arrays[key].read().astype(np.float64)
-
-
-def _in_memory(key: str, values: np.ndarray) -> dict[str, LazyArray]:
-    content = np.ascontiguousarray(values, np.float32)
-    return {key: LazyArray(key, content.shape, content.dtype, lambda: io.BytesIO(content.tobytes()))}
 
 
 # The rules

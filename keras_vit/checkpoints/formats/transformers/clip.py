@@ -45,7 +45,7 @@ def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     if config.pre_norm:
         own = {"pre_norm": (True,), "patch_bias": (False,), "prefix_positions": None}
         return {**common, **own, "head_bias": (False,) if model.num_classes else None}
-    return {**common, "classifier": ("map",) * (not model.num_classes)} if config.classifier == "map" else None
+    return {**common, "classifier": () if model.num_classes else ("map",)} if config.classifier == "map" else None
 
 
 def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:

@@ -28,8 +28,16 @@ TRANSFORMERS_GELU: dict[Gelu, str] = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"
 _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
 _GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
 # Defaults that most config classes of transformers 5.23 share, for fields missing in config.json.
-BASE: dict[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-BASE |= {"intermediate_size": 3072, "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16}
+BASE: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+}
 # Projections of a block as the modules of transformers 5 name them.
 ATTENTION_IN_MEMORY = tuple(f"attention.{part}_proj" for part in "qkvo")
 # Required fields that the arrays do not contain; without a model_type they have no defaults.

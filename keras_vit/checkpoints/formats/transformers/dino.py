@@ -61,9 +61,10 @@ def _type(config: ViTConfig) -> str:
 
 def _layout_for(model: Blueprint) -> Layout:
     config, prefix = model.vit, f"{_type(model.vit)}." if model.num_classes else ""
-    has_registers, classifies = config.num_registers > 0, model.num_classes > 0
-    layout = _layout(prefix, registers=has_registers, gated=config.gated_mlp, classifies=classifies)
-    if not has_registers:
+    layout = _layout(
+        prefix, registers=config.num_registers > 0, gated=config.gated_mlp, classifies=model.num_classes > 0
+    )
+    if not config.num_registers:
         return layout
     # Of pretraining alone, zeros as initially; every file has it.
     mask = {f"{prefix}embeddings.mask_token": np.zeros((1, config.hidden_size), np.float32)}
@@ -174,7 +175,7 @@ def _expressible_in_v3(model: Blueprint) -> dict[str, tuple | None] | None:
         **dict.fromkeys(("gated_mlp", "num_registers", "key_bias", "qkv_bias", "gelu"), None),
         "layer_scale": () if config.layer_scale is None else None,
         "position_embedding": ("rotary",),
-        "classifier": ("token",) * (not model.num_classes),
+        "classifier": () if model.num_classes else ("token",),
     }
 
 

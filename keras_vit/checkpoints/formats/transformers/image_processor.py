@@ -22,18 +22,38 @@ _FILTERS: tuple[Interpolation, ...] = ("nearest", "lanczos3", "bilinear", "bicub
 _SQUARE = {"height": 224, "width": 224}
 _IMAGENET = {"image_mean": file_config.IMAGENET_MEAN, "image_std": file_config.IMAGENET_STD}
 _HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-_STRETCHED: dict[str, Any] = {"do_resize": True, "size": _SQUARE, "resample": 2, "do_center_crop": False}
-_STRETCHED |= {"crop_size": None, **_HALF}
-_CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
-_CROPPED |= {"crop_size": _SQUARE, "image_mean": file_config.CLIP_MEAN, "image_std": file_config.CLIP_STD}
-_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "ChineseCLIP": _CROPPED}
-_PROCESSORS |= {"DINOv3ViT": _STRETCHED | _IMAGENET}
-_PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
-# Detectors and segmentation models, which see the whole image.
-_PROCESSORS |= {"OwlViT": _CROPPED | {"size": 768, "do_center_crop": False, "crop_size": None}}
-_PROCESSORS |= {"Owlv2": _PROCESSORS["OwlViT"] | {"size": 960, "resample": 2, "do_pad": True}}
-_PROCESSORS |= {"Eomt": _STRETCHED | _IMAGENET | {"size": 640}}
-_PROCESSORS |= {"DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE}}
+_STRETCHED: dict[str, Any] = {
+    "do_resize": True,
+    "size": _SQUARE,
+    "resample": 2,
+    "do_center_crop": False,
+    "crop_size": None,
+    **_HALF,
+}
+_CROPPED: dict[str, Any] = {
+    "do_resize": True,
+    "size": {"shortest_edge": 224},
+    "resample": 3,
+    "do_center_crop": True,
+    "crop_size": _SQUARE,
+    "image_mean": file_config.CLIP_MEAN,
+    "image_std": file_config.CLIP_STD,
+}
+# Of detectors, which see the whole image, as segmentation models.
+_OWL = _CROPPED | {"size": 768, "do_center_crop": False, "crop_size": None}
+_PROCESSORS = {
+    "ViT": _STRETCHED,
+    "Bit": _CROPPED,
+    "ViTHybrid": _CROPPED,
+    "CLIP": _CROPPED,
+    "ChineseCLIP": _CROPPED,
+    "DINOv3ViT": _STRETCHED | _IMAGENET,
+    "Siglip": _STRETCHED | {"resample": 3},
+    "OwlViT": _OWL,
+    "Owlv2": _OWL | {"size": 960, "resample": 2, "do_pad": True},
+    "Eomt": _STRETCHED | _IMAGENET | {"size": 640},
+    "DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE},
+}
 # The processors that the published files of a family name, for a folder without one.
 _OF_FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViT", {}),
@@ -177,9 +197,14 @@ def _check_resizing(processor: dict, sides: tuple[int, ...], crop: tuple[int, ..
 
 def _refuse(rules: Iterable[tuple[str, object, bool]]) -> None:
     """Raise UserError for the first field whose value is unsupported."""
-    advice = "change that field to resize images in another way, and keep image_mean and image_std in the file"
-    has = "preprocessor_config.json has the unsupported"
-    refuse_first((is_unsupported, f"{has} {field}={value!r:.80}; {advice}.") for field, value, is_unsupported in rules)
+    refuse_first(
+        (
+            is_unsupported,
+            f"preprocessor_config.json has the unsupported {field}={value!r:.80}; change that field to resize images "
+            "in another way, and keep image_mean and image_std in the file.",
+        )
+        for field, value, is_unsupported in rules
+    )
 
 
 def processor_config(preprocessing: "Preprocessing", model_type: str) -> dict:

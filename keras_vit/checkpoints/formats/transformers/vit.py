@@ -26,8 +26,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "ijepa": _VIT,
 }
 # Of transformers' BitConfig.
-_BIT: dict[str, Any] = {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False}
-_BIT |= {"num_groups": 32, "hidden_act": "relu", "output_stride": 32, "depths": [3, 4, 6, 3]}
+_BIT: dict[str, Any] = {
+    "layer_type": "preactivation",
+    "global_padding": None,
+    "embedding_dynamic_padding": False,
+    "num_groups": 32,
+    "hidden_act": "relu",
+    "output_stride": 32,
+    "depths": [3, 4, 6, 3],
+}
 _POOLER = "ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False."
 # The keys of a block as the files have them, and as the modules of transformers 5 name them in memory.
 _NORMS = "layernorm_before", "layernorm_after"
@@ -155,9 +162,7 @@ def _identify_bit(arrays: Mapping[str, LazyArray]) -> Layout | None:
 def _bit_layout(prefix: str, *, preactivation: bool) -> Layout:
     if preactivation:
         rules = (
-            keys.Rule(
-                ("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", keys.CONV
-            ),
+            keys.Rule((keys.BIT_ROOT,), f"{prefix}embedder.convolution.weight", keys.CONV),
             *keys.bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
             *keys.bit_norm("resnet", f"{prefix}norm"),
             *keys.dense("resnet/head/conv2d", "classifier.1"),
