@@ -60,7 +60,8 @@ def comparisons(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
         elif "training" in name:
             batches = (16,)
         artifacts = {"bfloat16": _ARTIFACTS[:1], "training": (), "training-bfloat16": ()}.get(name, _ARTIFACTS)
-        task, precision = "training" if "training" in name else "inference", "bfloat16" if "bf" in name else "float32"
+        task = "training" if "training" in name else "inference"
+        precision = "bfloat16" if "bfloat16" in name else "float32"
         for model, batch in itertools.product(models, batches):
             case = Case(task, model, batch, precision=precision, threads=threads)
             found.append((case, (REFERENCE, *artifacts, *others)))

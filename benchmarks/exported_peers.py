@@ -17,7 +17,7 @@ _LABELS = [str(number) for number in range(NUM_CLASSES)]
 
 @contextlib.contextmanager
 def exported(export: Callable, case: Case) -> Iterator[pathlib.Path]:
-    """What `export(case, folder)` writes, which runs in its own process.
+    """Yield the path that `export(case, folder)` writes in a process of its own.
 
     The memory of an exporter, gigabytes for ONNX, is thus free while the peers are timed.
     """

@@ -256,13 +256,13 @@ def unknown_facts(
     scorer: UnknownScorer,
     expected: np.ndarray,
     found: np.ndarray,
-    threshold: float | None = None,
     *,
     exact: bool,
+    threshold: float | None = None,
 ) -> dict[str, object]:
     """The fields of report.json about the scores (n,) of unknown images by an artifact, beside the model's.
 
-    `threshold` is the artifact's; None for the model's. Raises ParityError if the scores are to be equal, which is
+    `threshold` is the artifact's; default: the model's. Raises ParityError if the scores are to be equal, which is
     `exact`, and differ by more than rounding.
     """
     difference = float(np.abs(found - expected).max())

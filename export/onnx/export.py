@@ -80,7 +80,7 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
                 batches = (images for _, images in expected.batches())
                 scores = scorer.scores(in_dtype(exported.model, "float32"), batches)
                 written = np.stack([outputs[UNKNOWN_SCORE] for outputs in found])
-                row |= parity.unknown_facts("onnx file", scorer, scores, written, None, exact=True)
+                row |= parity.unknown_facts("onnx file", scorer, scores, written, exact=True)
             decided = {name: np.stack([outputs[name] for outputs in found]) for name in OUTPUTS & {*found[0]}}
             row |= parity.promise_facts("onnx file", exported.origin.scoring(), expected, decided, exact=True)
             columns = {

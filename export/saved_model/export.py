@@ -198,7 +198,7 @@ def _measure_classifier(
     if (unknown := task.exported.unknown) is not None:
         ours = unknown.scores(in_dtype(task.exported.model, "float32"), (images for _, images in expected.batches()))
         scores = np.concatenate([answer["unknown_score"] for answer in answers])
-        facts |= parity.unknown_facts("SavedModel", unknown, ours, scores, None, exact=exact)
+        facts |= parity.unknown_facts("SavedModel", unknown, ours, scores, exact=exact)
     decided = {name: np.concatenate([answer[name] for answer in answers]) for name in OUTPUTS & {*answers[0]}}
     facts |= parity.promise_facts("SavedModel", origin.scoring(), expected, decided, exact=exact)
     if options.tflite:

@@ -274,8 +274,10 @@ class _Export:
         scores = np.stack([each[UNKNOWN_SCORE] for each in outputs])
         if not exact:
             threshold = parity.matched_threshold(threshold, self._expected_scores, scores)
-        name = f"{form} TFLite file"
-        return parity.unknown_facts(name, unknown, self._expected_scores, scores, threshold, exact=exact), threshold
+        facts = parity.unknown_facts(
+            f"{form} TFLite file", unknown, self._expected_scores, scores, exact=exact, threshold=threshold
+        )
+        return facts, threshold
 
     def _with_metadata(self, form: TFLiteFormat, content: bytes, threshold: float | None) -> bytes:
         exported, description = self._task.exported, self._task.description(form)

@@ -315,7 +315,7 @@ def _was_set(layer: keras.layers.Layer, built: Mapping[str, Any]) -> bool:
 
 
 def _computation(config: object) -> object:
-    """What a part of a model's config says of the computation, with lists for tuples, as JSON has them.
+    """Return the part of a model's config that decides its numbers, with lists for tuples, as JSON has them.
 
     A tensor is the name of its layer with two numbers.
     """

@@ -333,8 +333,7 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     except NotImplementedError:  # a layer of the user's without get_config
         return frozenset()
     for name, arguments in calls.items():  # a layer of the user's, or a block that is called again, may read all tokens
-        read = re.findall(r"'keras_history': [\[(]'([^']+)'", str(arguments))
-        if name not in (*inside, "pool") and not inside.isdisjoint(read):
+        if name not in (*inside, "pool") and not inside.isdisjoint(_layers_read(arguments)):
             return frozenset()
     return frozenset(inside)
 
@@ -354,6 +353,15 @@ def _behind_attention(config: ViTConfig, layers: Collection[str]) -> set[str]:
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
     return last - of_all
+
+
+def _layers_read(arguments: object) -> Iterator[str]:
+    """Names of the layers whose outputs are among the arguments of calls, as the config of a model has them."""
+    if isinstance(arguments, dict) and "keras_history" in arguments:
+        yield arguments["keras_history"][0]
+    elif isinstance(arguments, dict | list | tuple):
+        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
+            yield from _layers_read(argument)
 
 
 def calling_class_token_only(names: Collection[str]) -> Callable:

@@ -230,6 +230,8 @@ def test_predict_names_every_class_that_reaches_the_threshold(place, tmp_path, c
         assert found == pytest.approx(expected, abs=1e-4)
         assert row["rejected"] == str(not expected)
     capsys.readouterr()
+    predict.main([*arguments[:-1], "0.9999"])  # which no class reaches
+    assert f"{place / files[0]} (rejected)" in capsys.readouterr().out
     predict.main(["--run", str(place / "run"), *map(str, sorted(place.glob("1?.png"))), "--output", f"{output}.html"])
     assert "Classes from 50.0% on: <b>" in pathlib.Path(f"{output}.html").read_text()
 

@@ -181,7 +181,7 @@ def single_label_report(
         measures=_MEASURES,
         headline=f"{accuracy}: {counts} images are right.",
         summary=f"{accuracy}, {counts} images correct, log loss {metrics['log_loss']:.4f}",
-        notes=[unnamed] * (not subject.names_classes),
+        notes=[] if subject.names_classes else [unnamed],
         sentences=sentences,
         paragraphs=_single_label_paragraphs(metrics, confusion, names),
         predictions=predictions,

@@ -77,10 +77,10 @@ def _table(predictions: Sequence[Prediction]) -> str:
         return ""
     header = ["image", *("most likely", "second", "third", "fourth", "fifth")[:best]]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-    for count in range(len(header), 1, -1):
-        table = markdown_table(header[:count], [row[:count] for row in rows], num_text_columns=count)
-        if table.find("\n") <= width:
-            break
+    table = markdown_table(header, rows, num_text_columns=len(header))
+    while table.find("\n") > width and len(header) > 2:
+        header, rows = header[:-1], [row[:-1] for row in rows]
+        table = markdown_table(header, rows, num_text_columns=len(header))
     return table
 
 
