@@ -129,8 +129,9 @@ def test_grays_of_16_bits_that_use_few_are_scaled(kind, ending, tmp_path):
 def tiff(values: np.ndarray, white_is_zero: bool = False) -> bytes:
     """An uncompressed TIFF of integers (h, w), signed or not, of any number of bits."""
     order = values.astype(values.dtype.newbyteorder("<"))
-    fields = {256: values.shape[1], 257: values.shape[0], 258: 8 * values.itemsize, 259: 1, 262: int(not white_is_zero), 273: 134, 277: 1,
-              278: values.shape[0], 279: values.nbytes, 339: 2 if values.dtype.kind == "i" else 1}  # fmt: skip
+    fields = {256: values.shape[1], 257: values.shape[0], 258: 8 * values.itemsize, 259: 1, 262: int(not white_is_zero),
+              273: 134, 277: 1, 278: values.shape[0], 279: values.nbytes,
+              339: 2 if values.dtype.kind == "i" else 1}  # fmt: skip
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields.items())
     return b"II*\0" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4) + order.tobytes()
 
