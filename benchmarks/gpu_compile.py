@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from benchmarks.case import NUM_CLASSES
 from benchmarks.peers import step_trainer
+from benchmarks.tpu_compile import traced_by_jax
 from keras_vit import MODELS, cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
@@ -73,7 +74,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _of_jax(arguments: Arguments, chip: Any) -> Any:
-    import jax
     from jax._src.cudnn import fused_attention_stablehlo  # which asks for the version of a cuDNN that is not here
 
     from keras_vit.models import gpu, layers
@@ -81,13 +81,7 @@ def _of_jax(arguments: Arguments, chip: Any) -> Any:
     fused_attention_stablehlo.check_cudnn_version = lambda: _CUDNN
     fused_attention_stablehlo.check_compute_capability = lambda capability: True
     layers.on_tensor_cores = gpu.on_tensor_cores = lambda dtype: dtype == "bfloat16"
-    trainer = _trainer(arguments)
-    described = lambda shape, dtype: jax.ShapeDtypeStruct(  # noqa: E731
-        shape, dtype, sharding=jax.sharding.SingleDeviceSharding(chip)
-    )
-    state = tuple([described(v.shape, v.dtype) for v in group] for group in trainer._train_groups())
-    batch = [described(shape, "float32") for shape in _batch(arguments)]
-    step = jax.jit(trainer.train_step, donate_argnums=0).trace(state, batch)
+    step, _ = traced_by_jax(_trainer(arguments), _batch(arguments), chip)
     return step.lower(lowering_platforms=("cuda",)).compile().runtime_executable()
 
 

@@ -6,7 +6,7 @@
 All take a random window of 5 to 100% of a JPEG of 500x375, resize it to 224x224, flip it, scale it to [-1, 1] and make
 batches of 64. This project's pipeline, over files and over TFRecord files, runs beside a minimal tf.data loop, which
 has no labels, no seeds and no order that can resume. With --augmentation the pipeline runs beside those of Keras,
-keras-cv, torchvision, timm and Grain, all with RandAugment and MixUp. Pipelines of tf.data decode only the window; the
+keras-cv, torchvision and timm, all with RandAugment and MixUp. Pipelines of tf.data decode only the window; the
 others decode with Pillow in one worker process for each core. Rounds alternate, so that all meet the same conditions;
 the ratios are more reliable than the rates.
 """
@@ -201,16 +201,10 @@ def torchvision(folder: pathlib.Path, workers: int) -> Iterator:
 
 def timm(folder: pathlib.Path, workers: int) -> Iterator:
     """Timm's transforms on Pillow images in a DataLoader of torch."""
-    from timm.data import Mixup
+    from timm.data import Mixup, create_transform
 
     mixup = Mixup(mixup_alpha=_MIXUP, num_classes=2)
-    return (mixup(images, labels) for images, labels in _in_torch(folder, _timm_transform(), workers))
-
-
-def _timm_transform() -> Callable:
-    from timm.data import create_transform
-
-    return create_transform(
+    transform = create_transform(
         SIZE,
         is_training=True,
         scale=(_SMALLEST_AREA, 1.0),
@@ -220,6 +214,7 @@ def _timm_transform() -> Callable:
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
     )
+    return (mixup(images, labels) for images, labels in _in_torch(folder, transform, workers))
 
 
 def _in_torch(folder: pathlib.Path, transform: Callable, workers: int) -> Iterator:
@@ -231,29 +226,8 @@ def _in_torch(folder: pathlib.Path, transform: Callable, workers: int) -> Iterat
     return itertools.chain.from_iterable(loader for _ in itertools.count())
 
 
-def grain(folder: pathlib.Path, workers: int) -> Iterator:
-    """Grain's workers with the transforms of timm; it has none of its own."""
-    import numpy as np
-    import torch
-    from absl import flags
-    from grain import MapDataset, MultiprocessingOptions
-    from PIL import Image
-    from timm.data import Mixup
-
-    flags.FLAGS.mark_as_parsed()  # Grain reads its options from the flags of a program of absl
-    paths, transform, mixup = sorted(folder.rglob("*.jpg")), _timm_transform(), Mixup(_MIXUP, num_classes=2)
-
-    def example(path: pathlib.Path) -> tuple:
-        with Image.open(path) as image:
-            return transform(image.convert("RGB")).numpy(), np.int64(path.parent.name == paths[0].parent.name)
-
-    data = MapDataset.source(paths).seed(0).shuffle().repeat().map(example).batch(BATCH, drop_remainder=True)
-    batches = data.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=workers))
-    return (mixup(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in batches)
-
-
 _PLAIN = (keras_vit_folder, keras_vit_tfrecord, minimal_loop)
-_AUGMENTED = (keras_vit, keras_layers, keras_cv, torchvision, timm, grain)
+_AUGMENTED = (keras_vit, keras_layers, keras_cv, torchvision, timm)
 PEERS = {peer.__name__: peer for peer in (*_PLAIN, *_AUGMENTED)}
 
 

@@ -4,10 +4,9 @@
 
 The servers are this project's SavedModel, which also decodes the files, and its ONNX file in ONNX Runtime and timm on
 torch, for which Pillow decodes in the threads of the clients. Each has its own process, with its clients as threads in
-it, and the same number of threads for the model. The
-clients wait for each answer before they send the next image. Only one server is under load at a time; they take turns
-in every round. The product of two large matrices runs too, as the limit of the machine. The command writes
-results.json and results.md.
+it, and the same number of threads for the model. The clients wait for each answer before they send the next image. Only
+one server is under load at a time; they take turns in every round. The product of two large matrices runs too, as the
+limit of the machine. The command writes results.json and results.md.
 """
 
 import concurrent.futures
@@ -21,7 +20,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,6 @@ from keras_vit.cli.options import Count, Positive
 from keras_vit.files.remote import output_folder
 from keras_vit.scores import softmax
 
-Peers = Literal["keras_vit_saved_model", "keras_vit_onnx", "timm"]
-_ALL: tuple[Peers, ...] = get_args(Peers)
 _WARM_UP = 1.0  # seconds of load in every setting before the first round
 _HEAD = "| clients | server | images/s, median (least to most) | relative time | p50, ms | p99, ms | limit |"
 
@@ -53,8 +50,6 @@ class Arguments:
     """Height and width of its images in pixels; the files have 500x375."""
     precision: Precision = "float32"
     """Precision of the products. ONNX Runtime has no bfloat16 on CPUs and is left out."""
-    peers: tuple[Peers, ...] = _ALL
-    """Servers to measure."""
     clients: tuple[Count, ...] = (1, 4, 16)
     """Numbers of clients at once."""
     seconds: Positive = 10.0
@@ -193,7 +188,7 @@ def main(arguments: Sequence[str]) -> None:
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.server", about=__doc__)
     cli.require_tensorflow()
     output = output_folder(parsed.output)
-    peers = [peer for peer in parsed.peers if parsed.precision == "float32" or peer != "keras_vit_onnx"]
+    peers = [peer for peer in PEERS if parsed.precision == "float32" or peer != "keras_vit_onnx"]
     case = Case("inference", parsed.model, 1, parsed.size, parsed.precision, parsed.threads)
     head = (
         f"{case.model}, server, {case.size} px, {case.precision}; {processor()}, {parsed.threads} threads, "

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from keras_vit.cli.options import Count, Positive
+from keras_vit.cli.options import Count
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import markdown_table
@@ -32,6 +32,7 @@ Chip = Literal["v5e", "v6e"]
 Step = Literal["training", "remat", "evaluation", "jax"]
 
 MEMORY: dict[Chip, int] = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
+_MINUTES = 30  # for a compilation
 _COLUMNS = "recipe, step, chip, images, compiles, GB, largest batch, TFLOP, MB from the host, seconds"
 
 
@@ -62,8 +63,6 @@ class Arguments:
     """v5e has 16 GiB of memory, v6e 32."""
     batches: tuple[Count, ...] = (16, 32)
     """Images per chip. From two of them the largest batch is extrapolated."""
-    minutes: Positive = 30.0
-    """Time limit of a compilation."""
     output: pathlib.Path = pathlib.Path("tpu-results")
     """Directory for results.json and results.md."""
 
@@ -104,14 +103,14 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return markdown_table(_COLUMNS.split(", "), rows, num_text_columns=5)
 
 
-def compile_case(case: TPUCase, minutes: Positive) -> dict[str, Any]:
+def compile_case(case: TPUCase) -> dict[str, Any]:
     """Compile in another process. Returns the case, its measurements, the seconds, and the failure or None."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.tpu_compile", json.dumps(dataclasses.asdict(case))]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60 * minutes)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60 * _MINUTES)
     except subprocess.TimeoutExpired:
-        result: dict[str, Any] = {"failure": f"not within {minutes:g} minutes"}
+        result: dict[str, Any] = {"failure": f"not within {_MINUTES} minutes"}
     else:
         result = {"failure": None, **json.loads(done.stdout)} if done.returncode == 0 else {"failure": _reason(done)}
     return {**dataclasses.asdict(case), **result, "seconds": time.perf_counter() - start}
@@ -130,14 +129,15 @@ def main(arguments: Sequence[str]) -> None:
     output = output_folder(parsed.output)
     if missing := [name for name in ("tensorflow", "jax", "libtpu") if importlib.util.find_spec(name) is None]:
         raise UserError(f"{missing[0]} is not installed; run pip install -r benchmarks/requirements-tpu.txt.")
-    results = _earlier(output / "results.json")
+    earlier = output / "results.json"  # of an interrupted run
+    results = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else []
     for recipe, chip, step, batch in itertools.product(
         parsed.recipes, parsed.chips, parsed.steps, sorted(parsed.batches)
     ):
         case = TPUCase(recipe, step, chip, batch)
         if any(dataclasses.asdict(case).items() <= result.items() for result in results):
             continue
-        result = compile_case(case, parsed.minutes)
+        result = compile_case(case)
         print(", ".join(map(str, dataclasses.astuple(case))), result["failure"] or "compiles", sep=": ", flush=True)
         results.append(result)
         output.mkdir(parents=True, exist_ok=True)
@@ -145,16 +145,6 @@ def main(arguments: Sequence[str]) -> None:
         write_text(output / "results.json", json.dumps(results, indent=1) + "\n")
         write_text(output / "results.md", table(results) + "\n")
     print(table(results))
-
-
-def _earlier(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The results of an interrupted run."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise UserError(f"{path} is not a file of results; remove it, or give another --output.") from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compiles one program for a TPU chip: `python -m benchmarks.tpu_compile CASE`, the case as JSON.
 
-The process writes one line of JSON to standard output: bytes of the arguments, results, temporaries and code on the
-chip, floating-point operations, and bytes that the host sends for each step. All other output goes to standard error.
+The process writes one line of JSON to standard output: bytes of the arguments, temporaries and code on the chip,
+floating-point operations, and bytes that the host sends for each step. All other output goes to standard error.
 
 JAX has public functions to compile its own programs for a chip. For those of TensorFlow, modules of jaxlib without a
 promise of stability are used; the pinned version is in `benchmarks/requirements-tpu.txt`.
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.case import NUM_CLASSES
@@ -122,31 +123,28 @@ def _trainer(case: TPUCase):
 
 
 def _compile_jax(case: TPUCase) -> dict[str, Any]:
-    import jax
-    from jax.sharding import SingleDeviceSharding
-
     recipe, trainer = _trainer(case)
-    sharding = SingleDeviceSharding(_device(case))
-    batch = [
-        jax.ShapeDtypeStruct((case.batch, *shape), "float32", sharding=sharding)
-        for shape in ((*recipe.image_size, recipe.channels), (NUM_CLASSES,))
-    ]
-    state = tuple(
-        [jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for v in group] for group in trainer._train_groups()
-    )
-    compiled = jax.jit(trainer.train_step, donate_argnums=0).lower(state, batch).compile()
+    shapes = (case.batch, *recipe.image_size, recipe.channels), (case.batch, NUM_CLASSES)
+    traced, batch = traced_by_jax(trainer, shapes, _device(case))
+    compiled = traced.lower().compile()
     host_bytes = sum(part.dtype.itemsize * part.size for part in batch)
     return _measured(compiled.memory_analysis(), compiled.cost_analysis(), host_bytes)
 
 
+def traced_by_jax(trainer, shapes: Sequence[tuple[int, ...]], device) -> tuple:
+    """Return the training step on a batch of these shapes, traced for a device that need not exist, and the batch."""
+    import jax
+
+    def described(shape: Sequence[int], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.SingleDeviceSharding(device))
+
+    state = tuple([described(v.shape, v.dtype) for v in group] for group in trainer._train_groups())
+    batch = [described(shape, "float32") for shape in shapes]
+    return jax.jit(trainer.train_step, donate_argnums=0).trace(state, batch), batch
+
+
 def _measured(memory, costs, host_bytes: int) -> dict[str, Any]:
-    names = {
-        "arguments": "argument",
-        "results": "output",
-        "shared": "alias",
-        "temporaries": "temp",
-        "code": "generated_code",
-    }
+    names = {"arguments": "argument", "temporaries": "temp", "code": "generated_code"}
     sizes = {name: getattr(memory, f"{theirs}_size_in_bytes") for name, theirs in names.items()}
     return {**sizes, "flops": costs["flops"], "host_bytes": host_bytes}
 

@@ -30,7 +30,7 @@ from keras_vit.models.config import (
     SegmentationConfig,
     TaskConfig,
 )
-from keras_vit.models.detection import overlaps, to_corners
+from keras_vit.models.detection import box_iou, to_corners
 from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
 
@@ -380,7 +380,7 @@ def agreement_of_boxes(expected: np.ndarray, found: np.ndarray) -> float:
     """
     likeliest = np.argsort(-expected[:, 4:].max(axis=-1))[:_LIKELIEST]
     ours, theirs = expected[likeliest], found[likeliest]
-    ious, _ = overlaps(to_corners(ours[:, :4]), to_corners(theirs[:, :4]))
+    ious, _ = box_iou(to_corners(ours[:, :4]), to_corners(theirs[:, :4]))
     same = ours[:, 4:].argmax(axis=-1) == theirs[:, 4:].argmax(axis=-1)
     return float(np.mean(same & (np.asarray(ious) >= _SAME_BOX)))
 

@@ -225,21 +225,12 @@ class Run:
     @property
     def classifier(self) -> "keras.Model":
         """The model up to its logits (B, K). Raises UserError without a head, and for another number of labels."""
-        from keras_vit.models.build import classifies, logits_model
+        from keras_vit.models.build import check_classifies, logits_model
 
         model = logits_model(self.model)
         if self.labels:
             check_head(model, self.labels)
-        if len(model.outputs) != 1:
-            raise UserError(
-                f"{self.name} has {len(model.outputs)} outputs, but its logits alone are needed; give "
-                "keras.Model(model.input, logits)."
-            )
-        if not classifies(model):
-            raise UserError(
-                f"{self.name} has no head: it ends with features of shape {model.output_shape}; add one by keras-vit "
-                "finetune or keras_vit.adapt(model, num_classes=…), or probe the features by keras-vit fewshot."
-            )
+        check_classifies(model, self.name)
         return model
 
     @functools.cached_property

@@ -151,13 +151,7 @@ def predict(
     from keras_vit.models import build  # lazy: imports Keras
 
     preprocessing = build.preprocessing_of(model)
-    if len(model.outputs) != 1:
-        raise UserError(
-            f"The model {model.name!r} has {len(model.outputs)} outputs; give keras.Model(model.input, logits) with "
-            "the one to predict."
-        )
-    if build.classifier_head(model) is None:
-        raise UserError(f"The model {model.name!r} has no classes to predict; add a head by keras_vit.adapt.")
+    build.check_classifies(model, f"The model {model.name!r}")
     files = [images] if isinstance(images, str | os.PathLike | bytes) else list(images)
     if len(files) == 1 and not isinstance(files[0], bytes) and to_path(files[0]).is_dir():
         files = list(image_files(to_path(files[0])))

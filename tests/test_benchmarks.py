@@ -133,7 +133,7 @@ def test_the_benchmark_of_gpus_times_the_step_of_the_product_on_jax(task):
 
 @pytest.mark.slow
 def test_an_input_pipeline_without_its_library_is_named_and_ours_are_timed():
-    peers = ["keras_vit", "keras_vit_tfrecord", "minimal_loop", "grain"]
+    peers = ["keras_vit", "keras_vit_tfrecord", "minimal_loop", "timm"]
     rows = [line.split("|") for line in inputs.compare(peers, rounds=1, batches=1, images=80).splitlines()[2:]]
     assert [row[1].strip() for row in rows] == peers
     assert all(float(row[2]) > 0 for row in rows[:3])

@@ -209,6 +209,20 @@ def classifies(model: keras.Model) -> bool:
     return is_one_vector and head is not None and not is_projection
 
 
+def check_classifies(model: keras.Model, name: str) -> None:
+    """Raise UserError, whose sentence begins with `name`, for a model with several outputs or without a head."""
+    if len(model.outputs) != 1:
+        raise UserError(
+            f"{name} has {len(model.outputs)} outputs, but its logits alone are needed; give "
+            "keras.Model(model.input, logits)."
+        )
+    if not classifies(model):
+        raise UserError(
+            f"{name} has no head: it ends with features of shape {model.output_shape}; add one by keras-vit finetune "
+            "or keras_vit.adapt(model, num_classes=…), or probe the features by keras-vit fewshot."
+        )
+
+
 def config_of(model: keras.Model) -> ModelConfig:
     """Return the configuration of a model that `keras_vit.build` created, also after saving and loading."""
     return config_from_dict(model_spec(model).model)

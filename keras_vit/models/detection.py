@@ -186,8 +186,8 @@ class SuppressOverlaps(keras.layers.Layer):
             first = ops.min(ops.where(is_likeliest, places, len(places)), axis=-1, keepdims=True)
             is_best = places[None] == first
             box = ops.sum(corners * ops.cast(is_best, corners.dtype)[..., None], axis=1, keepdims=True)  # (B, 1, 4)
-            overlap, _ = overlaps(box, corners)
-            is_same = ops.logical_or(overlap > self.max_overlap, is_best)
+            iou, _ = box_iou(box, corners)
+            is_same = ops.logical_or(iou > self.max_overlap, is_best)
             return ops.where(is_same, _LOWEST, left), ops.logical_or(kept, is_best)
 
         _, kept = ops.while_loop(is_left, take_best, (scores, scores < _LOWEST))
@@ -280,7 +280,7 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     boxes = np.asarray(boxes, np.float32)
     if boxes.shape != (len(embeddings), 4):  # transposed ones would be reordered without a word
         raise UserError(f"boxes must be (images, 4), one for each image, but are {boxes.shape}.")
-    shares = overlaps(
+    shares = box_iou(
         to_corners(ops.convert_to_tensor(outputs["boxes"])), to_corners(ops.convert_to_tensor(boxes[:, None]))
     )
     ious, generalized = (ops.convert_to_numpy(share) for share in shares)  # (B, N)
@@ -307,7 +307,7 @@ def to_corners(boxes):
     return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
 
 
-def overlaps(corners, others):
+def box_iou(corners, others):
     """(intersection over union, generalized IoU) of boxes (..., 4) as corners, which are broadcast against each other.
 
     Generalized IoU (arXiv 1902.09630), in (-1, 1]: IoU less the share of the smallest enclosing box that neither of the

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 from scipy.optimize import linear_sum_assignment
 
-from keras_vit.models.detection import overlaps, to_corners
+from keras_vit.models.detection import box_iou, to_corners
 
 # Points that are drawn for each one of PointRend, and the share of these that is taken where masks are least certain.
 _OVERSAMPLE, _UNCERTAIN = 3, 0.75
@@ -219,7 +219,7 @@ def box_costs(class_logits, boxes, labels, target_boxes):
     present = 0.25 * (1.0 - p) ** 2 * -ops.log(p + _LOG_EPSILON)
     class_cost = ops.take_along_axis(present - absent, _present(labels)[:, None], axis=-1)  # (B, Q, T)
     distance = ops.sum(ops.abs(boxes[:, :, None] - target_boxes[:, None]), axis=-1)
-    _, generalized = overlaps(to_corners(boxes)[:, :, None], to_corners(target_boxes)[:, None])
+    _, generalized = box_iou(to_corners(boxes)[:, :, None], to_corners(target_boxes)[:, None])
     weights = DETECTION_WEIGHTS
     return weights["classes"] * class_cost + weights["boxes"] * distance - weights["overlap"] * generalized
 
@@ -262,7 +262,7 @@ def detection_sums(
     counts = ops.cast(matched >= 0, "float32")
     matched_boxes = ops.einsum("bqc,btq->btc", boxes, chosen)  # (B, T, 4)
     distance = ops.sum(ops.abs(matched_boxes - target_boxes), axis=-1)
-    _, generalized = overlaps(to_corners(matched_boxes), to_corners(target_boxes))
+    _, generalized = box_iou(to_corners(matched_boxes), to_corners(target_boxes))
     return {
         "classes": ops.sum(surprise, axis=(1, 2)),
         "boxes": ops.sum(counts * distance, axis=-1),

@@ -12,7 +12,7 @@ import pytest
 
 import keras_vit
 from keras_vit import DetectionConfig, UserError
-from keras_vit.models.detection import overlaps
+from keras_vit.models.detection import box_iou
 from keras_vit.run import Run
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, answering, randomize, serving
@@ -114,7 +114,7 @@ def test_an_example_is_found_and_boxes_on_one_object_are_one(owl):
     assert found[0, 5] <= 1 / (1 + np.exp(-logits.max())) + 1e-5
     assert document["categories"] == [{"id": 1, "name": "b"}]
     corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:4]], axis=1)
-    ious = np.asarray(overlaps(corners[:, None], corners[None])[0])
+    ious = np.asarray(box_iou(corners[:, None], corners[None])[0])
     assert (ious - np.eye(len(ious)) <= 0.3 + 1e-6).all()
     assert boxes_of(found_by("--run", "like", "--threshold", "0"), 1) == boxes_of(document, 1)
 

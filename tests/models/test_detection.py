@@ -15,7 +15,7 @@ import keras_vit
 from keras_vit import DetectionConfig, Preprocessing, UserError
 from keras_vit.files.safetensors import read_json
 from keras_vit.models import detection
-from keras_vit.models.detection import overlaps, to_corners
+from keras_vit.models.detection import box_iou, to_corners
 from keras_vit.models.matching_losses import detection_losses, match_boxes, matched_queries
 from keras_vit.text.zero_shot import with_text_head
 from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_weights, changed_folder, others_slow
@@ -98,7 +98,7 @@ def test_the_object_in_a_given_box_is_the_query():
     model = golden_model("hf_owlv2")
     boxes = data["pred_boxes"][:, 7]
     _, patches = keras_vit.query_embeddings(model, data["images"], boxes)
-    ious, _ = overlaps(to_corners(data["pred_boxes"]), to_corners(boxes[:, None]))
+    ious, _ = box_iou(to_corners(data["pred_boxes"]), to_corners(boxes[:, None]))
     chosen = np.take_along_axis(np.asarray(ious), patches[:, None], axis=1)
     assert (chosen >= 0.8 * np.max(ious, axis=1, keepdims=True)).all()
     for wrong in (boxes[:1], boxes.T):

@@ -245,9 +245,11 @@ def test_a_checkpoint_at_an_address_is_downloaded_and_classifies(place, argument
     ("config", "num_classes"), [(dataclasses.replace(TINY, pre_norm=True, head_bias=False), 7), (TINY, None)]
 )
 def test_neither_the_projection_of_clip_nor_a_model_without_a_head_is_a_classifier(config, num_classes, tmp_path):
-    keras_vit.build(config, image_size=TINY_IMAGE, num_classes=num_classes).save(tmp_path / "model.keras")
-    with pytest.raises(UserError, match="has no head: it ends with features of shape"):
-        open_classifier(Run.open(tmp_path / "model.keras"))
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=num_classes)
+    model.save(tmp_path / "model.keras")
+    for call in (lambda: open_classifier(Run.open(tmp_path / "model.keras")), lambda: keras_vit.predict(model, [])):
+        with pytest.raises(UserError, match="has no head: it ends with features of shape"):
+            call()
 
 
 def test_results_are_written_as_csv_and_for_excel_where_it_is_asked_for(place, arguments):

@@ -168,9 +168,9 @@ def _of_class(images: Sequence[BoxedImage], detections: Sequence[Objects], label
         boxes = [box for box in image.boxes if box.label == label]
         own = objects.classes == label
         count += sum(not box.is_difficult for box in boxes)
-        overlaps = _overlaps(objects.corners[own], np.array([box.corners for box in boxes]).reshape(-1, 4))
+        ious = _iou(objects.corners[own], np.array([box.corners for box in boxes]).reshape(-1, 4))
         taken: set[int] = set()
-        for row, score in zip(overlaps, objects.scores[own].tolist(), strict=True):
+        for row, score in zip(ious, objects.scores[own].tolist(), strict=True):
             best = int(row.argmax()) if len(row) and row.max() >= _LEAST_OVERLAP else None
             if best is not None and boxes[best].is_difficult:
                 continue
@@ -186,7 +186,7 @@ def _of_class(images: Sequence[BoxedImage], detections: Sequence[Objects], label
     return float(np.sum(envelope[right]) / count)
 
 
-def _overlaps(corners: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _iou(corners: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return the IoU of boxes (n, 4) and (m, 4), left, top, right, bottom -> (n, m)."""
     first, second = corners.astype(np.float64)[:, None], others[None]
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])

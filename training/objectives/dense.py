@@ -12,7 +12,7 @@ from keras import ops
 from keras_vit import task_of
 from keras_vit.models import matching_losses
 from keras_vit.models.config import SegmentationConfig
-from keras_vit.models.detection import overlaps, to_corners
+from keras_vit.models.detection import box_iou, to_corners
 from keras_vit.models.layers import CHANNELS_LAST
 from keras_vit.models.segmentation import block_predictions
 from training.objectives.objective import Objective
@@ -172,6 +172,6 @@ class BoxSetPrediction(DenseObjective):
         losses = weights * total / targets["num_targets"]
         counts = ops.sum(ops.cast(labels >= 0, "float32"), axis=1)  # (B,)
         chosen = ops.take_along_axis(boxes, ops.maximum(matched, 0)[..., None], axis=1)  # (B, T, 4)
-        ious = overlaps(to_corners(chosen), to_corners(wanted))[0] * ops.cast(matched >= 0, "float32")
+        ious = box_iou(to_corners(chosen), to_corners(wanted))[0] * ops.cast(matched >= 0, "float32")
         iou = ops.where(counts > 0.0, ops.sum(ious, axis=1) / ops.maximum(counts, 1.0), 1.0)
         return losses, [ops.sum(losses), ops.sum(weights * iou), ops.sum(weights)]
