@@ -413,6 +413,9 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     # 2.776: the 97.5% quantile of Student's distribution with 4 degrees of freedom, as printed in tables
     width = 2.776 * found["standard_error"]
     assert found["interval"] == pytest.approx([found["mean"] - width, min(found["mean"] + width, 1.0)], abs=1e-4)
+    sure = Features(np.repeat(np.eye(2, dtype=np.float32), 10, axis=0), np.repeat([0, 1], 10))
+    alike = linear_models.cross_validated(sure, 1.0, 5, np.arange(20))  # all right in each fold: Wilson's interval
+    assert (alike["mean"], alike["interval"]) == (1.0, pytest.approx([20 / (20 + 1.96**2), 1.0], abs=1e-4))
     # Noise that no one can tell apart, but each image twice: a copy in the training fold would give it away.
     rng = np.random.default_rng(0)
     noise = Features(

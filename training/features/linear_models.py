@@ -23,7 +23,7 @@ from keras_vit.errors import explained
 from keras_vit.files.atomic import write_text
 from keras_vit.run import SPLIT, Run
 from training.data.sources import DataSet
-from training.evaluation.intervals import of_mean
+from training.evaluation.intervals import of_mean, of_share
 from training.evaluation.metrics import fit_temperature
 from training.features.attentive import attentive_accuracy
 from training.features.extraction import open_extractor
@@ -276,6 +276,8 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
         )
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
     interval = np.clip(of_mean(scores), 0.0, 1.0).tolist()
+    if np.ptp(scores) == 0.0:  # then Student's interval is a point
+        interval = of_share(round(mean * len(labels)), len(labels))
     return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
 
 
