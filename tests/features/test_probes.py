@@ -125,8 +125,15 @@ def test_the_linear_probe_is_logistic_regression_on_standardised_features(cluste
     _, swept = linear_models.fit_probe(train, (1e-6, 0.1))
     assert [row["c"] for row in swept["tried"]] == [1e-6, 0.1]
     assert not linear_models.fit_probe(train, (1000.0,), max_iterations=2)[1]["converged"]
-    with pytest.raises(UserError, match="too few to choose --c on a tenth"):
-        linear_models.fit_probe(train.take(np.arange(0, 120, 20)), (0.1, 1.0))
+
+
+def test_a_strength_is_chosen_of_few_images_of_many_classes(clusters):
+    train = clusters[0]
+    for each, chosen_from in ((2, [0.01, 0.1, 1.0]), (1, [])):  # a tenth has not one of each class; none may miss
+        rows = np.concatenate([np.flatnonzero(train.labels == label)[:each] for label in np.unique(train.labels)])
+        _, found = linear_models.fit_probe(train.take(rows), (0.01, 0.1, 1.0))
+        assert [row["c"] for row in found["tried"]] == chosen_from
+    assert found["c"] == 0.1
 
 
 def test_the_attentive_probe_computes_what_aim_does():
@@ -364,6 +371,13 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     np.testing.assert_allclose(shown, expected, atol=2e-4)
     assert (logits.argmax(1) == np.array(labels)).mean() == pytest.approx(found["accuracy"])
     assert (tmp_path / "probe" / "linear_probe.md").is_file()
+
+
+def test_the_next_command_has_the_options_that_change_the_features():
+    given = {"image_size": (28, 28), "features": "both", "neighbors": (5,), "batch_size": 2, "output": "knn"}
+    command = KnnOptions(run="vit", source=DataOptions("folder:a b"), **given).probe_command()
+    shown = "linear-probe --checkpoint vit --data folder:a b --image-size 28 28 --features both --workdir runs/probe"
+    assert " ".join(command) == shown
 
 
 def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, cache, tmp_path, capsys):
