@@ -17,7 +17,7 @@ from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
 from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.images.formats import format_list, image_files
-from keras_vit.models.build import classifier_head, has_own_call, logits_model
+from keras_vit.models.build import classifier_head, classifies, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
 from keras_vit.promise import Promise
 from keras_vit.run import CALIBRATION, MONITOR, Run, check_head
@@ -204,9 +204,9 @@ def _rules_of_a_classifier(model: keras.Model) -> Rules:
         f"with {spec.name!r} as the first layer, of images {expected} in the range {preprocessing.value_range}.",
     )
     yield (
-        classifier_head(model) is None,
+        classifier_head(model) is None or (len(model.outputs[0].shape) == 2 and not classifies(model)),
         f"The model ends with its features, of shape {model.outputs[0].shape}, and has no classes to serve; export the "
-        "features by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it.",
+        "features by --embeddings features, or add a head by keras_vit.adapt(model, num_classes=…) and train it.",
     )
     yield (
         len(model.outputs[0].shape) != 2,

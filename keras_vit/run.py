@@ -349,8 +349,10 @@ class Run:
         """Return what a command has fitted to the model at its own image size; None without such a file."""
         if self.image_size is not None or (file := self.file(name)) is None:
             return None
-        fitted, temperature = read(file), self.temperature
-        if (fitted.model_checksum, getattr(fitted, "temperature", temperature)) != (self.model_checksum, temperature):
+        fitted = read(file)
+        # Without need, the temperature is not read: evaluate --calibrate replaces a damaged one.
+        is_other = isinstance(fitted, Promise) and fitted.temperature != self.temperature
+        if is_other or fitted.model_checksum != self.model_checksum:
             raise UserError(
                 f"{file} was fitted to another model or temperature than this run has; repeat keras-vit {command}, or "
                 "remove it."

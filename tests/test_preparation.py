@@ -126,11 +126,12 @@ def test_grays_of_16_bits_that_use_few_are_scaled(kind, ending, tmp_path):
         np.testing.assert_array_equal(pixels(tmp_path / "out" / f"{bits}.png"), gray >> (bits - 8))
 
 
-def tiff(values: np.ndarray) -> bytes:
+def tiff(values: np.ndarray, white_is_zero: bool = False) -> bytes:
     """An uncompressed TIFF of integers (h, w), signed or not, of any number of bits."""
     order = values.astype(values.dtype.newbyteorder("<"))
-    fields = {256: values.shape[1], 257: values.shape[0], 258: 8 * values.itemsize, 259: 1, 262: 1, 273: 134, 277: 1,
-              278: values.shape[0], 279: values.nbytes, 339: 2 if values.dtype.kind == "i" else 1}  # fmt: skip
+    fields = {256: values.shape[1], 257: values.shape[0], 258: 8 * values.itemsize, 259: 1, 262: int(not white_is_zero),
+              273: 134, 277: 1, 278: values.shape[0], 279: values.nbytes,
+              339: 2 if values.dtype.kind == "i" else 1}  # fmt: skip
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields.items())
     return b"II*\0" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4) + order.tobytes()
 
@@ -153,6 +154,12 @@ def test_integers_of_a_tiff_keep_their_order(kind, low, high, note, tmp_path):
     assert np.all(np.diff(found) >= 0)
     assert found[0] == 0
     assert found[-1] >= 249
+
+
+def test_16_bits_whose_zero_is_white_are_inverted(tmp_path):
+    ramp = np.arange(0, 64_000, 400, np.uint16).reshape(8, 20)
+    prepared(tmp_path, **{"a.tif": tiff(ramp), "b.tif": tiff(65535 - ramp, white_is_zero=True)})
+    np.testing.assert_array_equal(*(pixels(tmp_path / "out" / name) for name in ("a.png", "b.png")))
 
 
 def test_fractions_are_read_from_0_to_1(tmp_path):

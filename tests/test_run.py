@@ -56,6 +56,15 @@ def test_a_published_checkpoint_is_no_run_and_an_export_beside_a_model_changes_n
         assert opened.settings == {"command": "finetune"}
 
 
+def test_a_run_continues_with_the_images_of_its_beginning_alone(tmp_path):
+    run = Run.at(tmp_path / "run")
+    for _ in range(2):
+        run.start({"seed": 1}, ("ant",), images=5)
+    for settings, images, words in (({"seed": 1}, 6, "with other images"), ({"seed": 2}, 5, "differs in seed")):
+        with pytest.raises(UserError, match=words):
+            run.start(settings, ("ant",), images=images)
+
+
 @pytest.mark.parametrize(
     ("name", "read"),
     [

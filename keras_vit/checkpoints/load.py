@@ -300,7 +300,8 @@ def _first_difference(model: keras.Model, described: dict, attributes: Mapping[s
             return layer["name"]
     if expected:
         return next(iter(expected))
-    if _computation(own["output_layers"]) != _computation(described["output_layers"]):
+    own_ends, ends = (_computation(config["output_layers"]) for config in (own, described))
+    if own_ends not in (ends, [ends]):  # model.outputs is a list of one output, too
         return model.layers[-1].name
     return next((layer.name for layer in model.layers if _was_set(layer, attributes[layer.name])), None)
 

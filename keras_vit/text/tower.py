@@ -62,10 +62,14 @@ class TextConfig:
     def __post_init__(self) -> None:
         for field in ("vocab_size", "length", "hidden_size", "num_layers", "num_heads", "mlp_dim", "output_size"):
             check_integers(field, getattr(self, field))
-        end, tokens = self.end_token, self.vocab_size
+        tokens, end, width = self.vocab_size, self.end_token, self.hidden_size
         has_end = isinstance(end, int) and not isinstance(end, bool) and 0 <= end < tokens
         refuse_first(
             [
+                (
+                    width % self.num_heads,
+                    f"The width {width} of the text tower is no multiple of its {self.num_heads} heads.",
+                ),
                 (
                     tokens > _MOST_TOKENS or self.length > _MOST_LENGTH,
                     f"A text tower has at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions, but the file "

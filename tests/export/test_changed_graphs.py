@@ -164,6 +164,11 @@ def test_a_change_that_computes_the_same_is_adapted_and_written(change, tmp_path
     _agree(same(images), model, images)
 
 
+def test_a_list_of_the_one_output_is_no_change():
+    model = _base()
+    assert changed_layer(keras.Model(model.inputs, model.outputs)) is None
+
+
 @pytest.mark.parametrize("change", [*ONE_OF_EACH, *others_slow(EQUAL, "a head of another name")])
 def test_the_model_of_an_export_computes_what_the_changed_one_does(change):
     model = changed(change)

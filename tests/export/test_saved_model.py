@@ -1,6 +1,7 @@
 """SavedModels as TF Serving runs them: signatures, loaders, warm-up requests, and invalid inputs."""
 
 import collections
+import dataclasses
 import json
 import pathlib
 import re
@@ -468,10 +469,12 @@ def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path):
 
 
 def test_options_that_a_model_does_not_support_are_refused_first(samples, tmp_path):
+    projection = dataclasses.replace(CONFIG, pre_norm=True, head_bias=False)  # as CLIP has it
     for config, size, num_classes, options, words in (
         (TINY_STEM, 32, 7, {"attention": True}, "is a ResNet without attention blocks; leave --attention out"),
         (CONFIG, SIZE, 7, {"dtype": "bfloat16", "xla": True}, "--xla applies only to --dtype float32"),
         (CONFIG, SIZE, 0, {}, r"ends with its features, of shape \(None, 48\), and has no classes to serve"),
+        (projection, SIZE, 7, {}, r"ends with its features, of shape \(None, 7\), and has no classes to serve"),
         ("testing-unpooled", 32, 7, {}, r"classifies every token, into shape \(None, 4, 7\)"),
     ):
         model = keras_vit.build(config, image_size=size, num_classes=num_classes)

@@ -134,5 +134,5 @@ def test_invalid_options_are_one_sentence(place, monkeypatch, changes, words):
 def test_a_checkpoint_without_a_head_is_refused_before_its_labels(place):
     features = keras_vit.build(CONFIG, image_size=16, num_classes=0)
     keras_vit.save_checkpoint(randomize(features), place / "features.npz", layout="npz")
-    with pytest.raises(UserError, match="has no classes to serve; export the features by --embeddings, or add a head"):
+    with pytest.raises(UserError, match="has no classes to serve; export the features by --embeddings features"):
         opened(arguments(place, run=str(place / "features.npz")))

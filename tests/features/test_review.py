@@ -132,6 +132,22 @@ def test_images_without_classes_are_reviewed_for_copies_and_odd_ones(tmp_path):
     assert "Suspicious labels" not in page
 
 
+@pytest.mark.parametrize("counts", [(2, 2), (6, 1), (3, 3)])
+def test_too_few_images_are_reviewed_without_their_labels(counts, tmp_path, capsys):
+    index = open_index("features")
+    names = index.description.labels[:2]
+    chosen = [np.flatnonzero(np.array(index.images.labels) == n)[:k] for n, k in zip(names, counts, strict=True)]
+    rows = np.concatenate(chosen)
+    description = dataclasses.replace(index.description, splits={"train": len(rows)})
+    digests = np.arange(len(rows), dtype=np.uint64)
+    labels = [index.images.labels[row] for row in rows]
+    part = Part([index.images.paths[row] for row in rows], digests, labels, index.embeddings()[rows], {})
+    write_description(tmp_path / "few", description)
+    write_part(tmp_path / "few", description, "train", 0, part)
+    review.main(["--index", str(tmp_path / "few"), "--duplicate-similarity", "1"])
+    assert "The labels are not judged" in capsys.readouterr().out
+
+
 def test_mistakes_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match="features.json"):
         review.main(["--index", "data"])

@@ -30,7 +30,7 @@ from export.tflite.quantize import quantize, quantize_static
 from keras_vit import UserError
 from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.inspection import Image
-from keras_vit.run import Run
+from keras_vit.run import TEMPERATURE, Run
 from keras_vit.scores import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
 from tests.features.places import WIDER, digit_images
 from tests.support import encoded, randomize
@@ -226,6 +226,13 @@ def test_the_score_of_another_model_and_a_damaged_one_are_refused(run, tmp_path)
     np.savez(tmp_path / UNKNOWN, kind=np.array(2))
     with pytest.raises(UserError, match="cannot be read as a score for unknown images"):
         _ = Run.open(tmp_path).unknown
+
+
+def test_a_damaged_temperature_can_be_fitted_again(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / TEMPERATURE).write_text("{")
+    evaluate.main(["--run", str(folder), "--data", "digits", "--calibrate"])
+    assert Run.open(folder).temperature > 0.0
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_the_end_token_2_is_that_of_metaclip_2_but_not_of_clip(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_attention_heads": 5}, "must be a multiple of num_heads"),
+        ({"num_attention_heads": 5}, "width 32 of the text tower is no multiple of its 5 heads"),
         ({"hidden_act": "relu"}, "unsupported hidden_act='relu'"),
         ({"vocab_size": 51}, "vocab_size=51"),
         ({"eos_token_id": 50}, "number below 50"),
@@ -93,7 +93,7 @@ def test_a_config_that_does_not_belong_to_the_arrays_is_one_sentence(fields, mes
     if isinstance(fields, dict):
         fields = json.loads((TOWERS / CLIP / "config.json").read_text())["text_config"] | fields
     with pytest.raises(keras_vit.UserError, match=message):
-        keras_vit.text_tower(changed_folder(TOWERS / CLIP, tmp_path / "clip", text_config=fields))
+        open_text(changed_folder(TOWERS / CLIP, tmp_path / "clip", text_config=fields))
 
 
 BIAS, PATCHES = "text_model.encoder.layers.1.mlp.fc1.bias", "vision_model.embeddings.patch_embedding.weight"

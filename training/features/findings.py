@@ -91,9 +91,9 @@ def findings_of(index: FeatureIndex, duplicate_similarity: float) -> Findings:
     )
     nothing = np.zeros(0, np.int64)
     odd = _odd(similarity)
-    if len(np.unique(labels)) < 2:
-        return Findings(groups, nothing, nothing, np.zeros(0), odd, similarity, [], [])
     probabilities = out_of_fold_probabilities(values, labels, linked, len(number_of), HEAD_C)
+    if probabilities is None:
+        return Findings(groups, nothing, nothing, np.zeros(0), odd, similarity, [], [])
     likeliest = probabilities.argmax(axis=1)
     names = index.description.labels
     return Findings(

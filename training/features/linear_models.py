@@ -320,12 +320,20 @@ def _features_of(backbone: Run, source: DataSet, rows: np.ndarray) -> Features:
 
 def out_of_fold_probabilities(
     values: np.ndarray, labels: np.ndarray, groups: np.ndarray, num_classes: int, c: float
-) -> np.ndarray:
+) -> np.ndarray | None:
     """Return the probabilities (n, K) of each image by a head that was fitted to the others, in five folds.
 
     groups: (n,) numbers; images of one group, such as copies, are in one fold. c: inverse strength of the penalty.
+    Returns None for images of which a fold would be empty, or all others of one class.
     """
+    sizes = np.unique(labels, return_counts=True)[1]
+    if len(sizes) < 2 or min(sizes.max(), len(np.unique(groups))) < _FOLDS:
+        return None
     folds = sklearn.model_selection.StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0)
+    with quiet_fits():
+        splits = [*folds.split(values, labels, groups)]
+    if any(len(np.unique(labels[rows])) < 2 or not len(held_out) for rows, held_out in splits):
+        return None
     probabilities = np.zeros((len(labels), num_classes), np.float32)
 
     def fit(split: tuple[np.ndarray, np.ndarray]) -> None:
@@ -334,7 +342,7 @@ def out_of_fold_probabilities(
         probabilities[np.ix_(held_out, head.classes_)] = head.predict_proba(values[held_out])
 
     with quiet_fits(), concurrent.futures.ThreadPoolExecutor(min(_FOLDS, os.cpu_count() or 1)) as pool:
-        list(pool.map(fit, folds.split(values, labels, groups)))
+        list(pool.map(fit, splits))
     return probabilities
 
 

@@ -41,6 +41,8 @@ def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:
     print(f"Groups of equal or nearly equal images: {len(copies):,}, of which {in_two:,} are in two splits.")
     if num_labels:
         print(f"Suspicious labels: {wrong:,} of {num_labels:,} ({wrong / num_labels:.1%}).")
+    elif len(index.description.labels) > 1:
+        print("The labels are not judged, because too few images differ.")
     print(f"Images unlike all others: {len(findings.odd):,}.")
     for overlap in findings.overlaps[:3]:
         print(
