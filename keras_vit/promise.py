@@ -75,7 +75,7 @@ class Promise:
                 f"({self.confidence:.0%} confidence), and hands the rest to a person."
             )
         if self.coverage is not None:
-            whose = "of the classes of an image are" if self.multi_label else "of the images have their true class"
+            whose = "of the classes of a new image are" if self.multi_label else "of new images have their true class"
             words.append(
                 f"{self.coverage:.1%} {whose} in the list{', in each class' if self.by_class else ''}, which has "
                 f"{self.measured['set_size']:.2f} classes on average."

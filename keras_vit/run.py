@@ -555,6 +555,8 @@ def check_model_file(path: str | os.PathLike) -> None:
     file = to_path(path)
     if is_remote(path) or not file.is_file():
         return
+    if file.suffix == ".onnx":  # beside labels.txt, as the model of a run is
+        raise UserError(f"{path} is an export; give the run that it was exported from.")
     is_model = file.name.endswith((*MODEL_SUFFIXES, ".index.json")) or kind_of(file) != "unknown"
     for run in (file.parent, file.parent.parent):
         is_of_run = any((run / name).is_file() for name in (MODEL, LABELS))

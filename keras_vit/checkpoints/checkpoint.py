@@ -335,7 +335,7 @@ def _key(name: str) -> str:
 def _sentence_on_head(rows: Sequence[int | None], names: Sequence[str], known: Classes | None) -> str:
     new = [name for name, row in zip(names, rows, strict=True) if row is None]
     if known is None:
-        return f"The head is new, with {len(names)} classes: the model that it begins with does not name its own."
+        return f"The head is new, with {len(names)} classes, because the model that it begins with names none."
     if len(new) == len(names):
         return f"The head is new: none of its {len(names)} classes is among the {len(known.labels):,} of the model."
     if new:

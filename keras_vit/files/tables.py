@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -18,12 +19,13 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 0) -> str:
     """Return a Markdown table with aligned columns, right-justified except for the first `num_text_columns`."""
     header, *rows = ([markdown_text(" ".join(text.split())) for text in row] for row in (header, *rows))
-    widths = [min(max(map(len, column)), _WIDEST) for column in zip(header, *rows, strict=True)]
+    widths = [min(max(map(_width, column)), _WIDEST) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         justified = (
-            cell.ljust(width) if column < num_text_columns else cell.rjust(width)
+            f"{cell}{blanks}" if column < num_text_columns else f"{blanks}{cell}"
             for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            for blanks in [" " * (width - _width(cell))]
         )
         return f"| {' | '.join(justified)} |"
 
@@ -32,6 +34,12 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_
         for column, width in enumerate(widths)
     )
     return "\n".join([line(header), f"|{'|'.join(rules)}|", *map(line, rows)])
+
+
+def _width(text: str) -> int:
+    """Return the columns of a terminal: Chinese, Japanese and Korean characters take two, marks on a letter none."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def markdown_text(text: str) -> str:

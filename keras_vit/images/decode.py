@@ -61,11 +61,16 @@ def decode_file(
                 return _by_tensorflow(data, accurate=accurate, upright=upright, most_pixels=most_pixels)
             return decode_with_pillow(data, upright=upright, most_pixels=most_pixels)
         except Exception as error:  # decoders raise many types for damaged files
-            problem = " ".join(str(getattr(error, "message", error)).split("}} ")[-1].split("\n")[0].split())
-            problem = problem.split(" [Op:")[0].removeprefix("assertion failed: ").strip("[]")[:120]
-            problem = problem or type(error).__name__
+            problem = error_reason(error)[:120] or type(error).__name__
     advice = "" if ";" in problem else "; repair or remove it"  # the format may have its own: save it as PNG
     raise UserError(f"{name} is not a readable image: {problem}{advice}.")
+
+
+def error_reason(error: Exception) -> str:
+    """Return the reason of an error, without the names and traces of TensorFlow's operators."""
+    line = str(getattr(error, "message", error)).split("\n\t [[")[0].split("\n")[-1]  # traces stand before it
+    reason = " ".join(line.split("}} ")[-1].split(" [Op:")[0].split())
+    return reason.removeprefix("assertion failed: ").strip("[].")
 
 
 def _check_size(data: bytes, most_pixels: int) -> None:

@@ -145,6 +145,8 @@ def format_problem(data: bytes) -> str | None:
     """Return why a graph does not read an image file, from its header alone; None if it does."""
     match image_format(data):
         case None:
+            if not data:
+                return "the file is empty"
             if known := convertible_format(data):
                 return f"not {format_list()}, but a {known} file; {_CONVERT}"
             known = _UNSUPPORTED.get(data[:4])

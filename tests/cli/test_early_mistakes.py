@@ -202,6 +202,11 @@ def _in_folder(tmp_path_factory) -> Iterator[dict[str, str]]:
     for file in ("samples.npz", "checkpoints/step-7.npz", "config.json", "labels.txt"):
         words = f"{run}/{file} is a file of a run, but not its model; give the run {run}."
         sentences[f"training.predict --run {run}/{file} README.md"] = words
+    (tmp_path / "export").mkdir()
+    for file in ("model.onnx", "labels.txt"):
+        (tmp_path / "export" / file).write_bytes(b"\x08\n")
+    exported = f"{tmp_path}/export/model.onnx"
+    sentences[f"training.evaluate --run {exported} --data digits"] = f"{exported} is an export; give the run that"
     predict_with = "training.predict README.md --run"
     sentences |= {
         f"{predict_with} {tmp_path}": f"{tmp_path} is not a run, but holds runs; give one of them, such as {tmp_path}/",

@@ -125,8 +125,15 @@ def test_the_linear_probe_is_logistic_regression_on_standardised_features(cluste
     _, swept = linear_models.fit_probe(train, (1e-6, 0.1))
     assert [row["c"] for row in swept["tried"]] == [1e-6, 0.1]
     assert not linear_models.fit_probe(train, (1000.0,), max_iterations=2)[1]["converged"]
-    with pytest.raises(UserError, match="too few to choose --c on a tenth"):
-        linear_models.fit_probe(train.take(np.arange(0, 120, 20)), (0.1, 1.0))
+
+
+def test_a_strength_is_chosen_of_few_images_of_many_classes(clusters):
+    train = clusters[0]
+    for each, chosen_from in ((2, [0.01, 0.1, 1.0]), (1, [])):  # a tenth has not one of each class; none may miss
+        rows = np.concatenate([np.flatnonzero(train.labels == label)[:each] for label in np.unique(train.labels)])
+        _, found = linear_models.fit_probe(train.take(rows), (0.01, 0.1, 1.0))
+        assert [row["c"] for row in found["tried"]] == chosen_from
+    assert found["c"] == 0.1
 
 
 def test_the_attentive_probe_computes_what_aim_does():
@@ -366,6 +373,13 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     assert (tmp_path / "probe" / "linear_probe.md").is_file()
 
 
+def test_the_next_command_has_the_options_that_change_the_features():
+    given = {"image_size": (28, 28), "features": "both", "neighbors": (5,), "batch_size": 2, "output": "knn"}
+    command = KnnOptions(run="vit", source=DataOptions("folder:a b"), **given).probe_command()
+    shown = "linear-probe --checkpoint vit --data folder:a b --image-size 28 28 --features both --workdir runs/probe"
+    assert " ".join(command) == shown
+
+
 def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, cache, tmp_path, capsys):
     workdir = str(tmp_path / "few")
     opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir, cache=cache)
@@ -413,6 +427,9 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     # 2.776: the 97.5% quantile of Student's distribution with 4 degrees of freedom, as printed in tables
     width = 2.776 * found["standard_error"]
     assert found["interval"] == pytest.approx([found["mean"] - width, min(found["mean"] + width, 1.0)], abs=1e-4)
+    sure = Features(np.repeat(np.eye(2, dtype=np.float32), 10, axis=0), np.repeat([0, 1], 10))
+    alike = linear_models.cross_validated(sure, 1.0, 5, np.arange(20))  # all right in each fold: Wilson's interval
+    assert (alike["mean"], alike["interval"]) == (1.0, pytest.approx([20 / (20 + 1.96**2), 1.0], abs=1e-4))
     # Noise that no one can tell apart, but each image twice: a copy in the training fold would give it away.
     rng = np.random.default_rng(0)
     noise = Features(

@@ -8,9 +8,10 @@ import pytest
 from keras_vit.files.tables import CsvWriter, cell_of_csv, markdown_table, rounded_to, short_name
 
 
-def test_cells_are_one_line_and_their_bars_are_escaped():
-    table = markdown_table(("class", "images"), [("a|b\nc", "12")], num_text_columns=1)
-    assert table.splitlines() == ["| class  | images |", "|--------|-------:|", "| a\\|b c |     12 |"]
+def test_cells_are_one_line_with_escaped_bars_and_as_wide_as_a_terminal_shows_them():
+    table = markdown_table(("class", "images"), [("a|b\nc", "12"), ("日本e\u0301", "3")], num_text_columns=1)
+    lines = ["| class  | images |", "|--------|-------:|", "| a\\|b c |     12 |", "| 日本e\u0301  |      3 |"]
+    assert table.splitlines() == lines
 
 
 @pytest.mark.parametrize(

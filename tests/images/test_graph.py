@@ -92,6 +92,12 @@ def test_a_damaged_png_is_refused_by_both(path):
     assert with_pillow(path.read_bytes()) is None
 
 
+def test_the_reason_is_told_without_the_trace_of_the_graph():
+    for data, reason in ((FILES["JPEG"][:-20], "jpeg::Uncompress failed. Invalid JPEG"), (b"", "the file is empty")):
+        with pytest.raises(UserError, match=f"^x is not a readable image: {reason}[^:.]*; repair or remove it.$"):
+            decode_file(data, "x", accurate=True, upright=True)
+
+
 def test_another_backend_reads_and_refuses_the_same_files(on_jax):
     for data in (FILES["BMP"][:-1], FILES["animated WebP"], FILES["JPEG"], FILES["PNG with a palette"]):
         expected = in_graph(data)

@@ -15,9 +15,10 @@ from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.atomic import atomic_write, locked, remove_temporary, write_text
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder, to_path
+from keras_vit.images.decode import error_reason
 from training.beam.image_list import ImageList, Summary
 from training.beam.pipeline import counted, open_output, run_pipeline, write_problems
-from training.data.dataset import decoding_problem, error_reason
+from training.data.dataset import decoding_problem
 from training.data.tfrecord import scan, shard_name, write_index
 from training.data.write import check_shards, print_written, record
 from training.options.common import PROBLEMS, PipelineOptions, ShardOptions

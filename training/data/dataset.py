@@ -24,7 +24,7 @@ from keras_vit.cli.progress import tracked
 from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import is_or_are
 from keras_vit.images import formats, graph
-from keras_vit.images.decode import highest_of_unused_bits, is_uniform
+from keras_vit.images.decode import error_reason, highest_of_unused_bits, is_uniform
 from training.data.file_contents import FileContents, shown
 from training.options.common import OnBadImage
 
@@ -319,7 +319,10 @@ def report_bad(
     """Raise UserError for a few of the names with problems, of which a file lists all, or print it if skipped."""
     if not problems:
         return
-    named = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems, _MOST_NAMED))
+    same: dict[str, list[str]] = {}
+    for name, why in itertools.islice(problems, _MOST_NAMED):
+        same.setdefault(why, []).append(name)
+    named = "; ".join(f"{', '.join(names)} ({why})" for why, names in same.items())
     if len(problems) > _MOST_NAMED:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", prefix="keras_vit-images-", suffix=".txt", delete=False
@@ -405,9 +408,3 @@ def warn_about_images(*splits: Split) -> None:
                     return  # pixels without files
                 decoding_problem(data, image_warnings, split.name(int(index)))
         image_warnings.warn(f"{len(chosen)} images{' looked at' * (len(chosen) < split.num_examples)}")
-
-
-def error_reason(error: tf.errors.OpError) -> str:
-    """Return the reason of an error, without the names of TensorFlow's operators."""
-    reason = error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
-    return reason.removeprefix("assertion failed: ").removeprefix("[").removesuffix("]")

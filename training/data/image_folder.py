@@ -19,6 +19,7 @@ from keras_vit import UserError
 from keras_vit.errors import is_or_are, nearest
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_folder, is_remote
+from keras_vit.images.decode import error_reason
 from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image, others_line
 from training.data.checks import FOLDER_ADVICE, check_class_size, check_list, class_folders, directories, split_folders
 from training.data.dataset import (
@@ -27,7 +28,6 @@ from training.data.dataset import (
     Split,
     check_classes_of_splits,
     decoding_problem,
-    error_reason,
     problems_of,
     report_bad,
 )

@@ -274,7 +274,7 @@ def _train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None
         return source, baseline
     probed = LinearProbeOptions(
         run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH, resize=resize,
-        folds=5 if source.train.num_examples < FEW_IMAGES else None,
+        folds=_folds(source),
     )  # fmt: skip
     if (kept := with_own_head(run, source, options.resize, resize)) is None:
         probe(run, source, probed)
@@ -283,6 +283,13 @@ def _train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None
         save_probe(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None), share)
         note_split(Run.at(options.workdir), source, run)
     return source, baseline
+
+
+def _folds(source: DataSet) -> int | None:
+    """Return the folds of a cross-validation, no more than the largest class has images; None of many images."""
+    labels = source.train.labels
+    folds = 0 if labels is None else min(_FOLDS, int(np.bincount(labels).max()))
+    return folds if folds > 1 and source.train.num_examples < FEW_IMAGES else None
 
 
 def _resize(resize: Resize | None) -> list[str]:

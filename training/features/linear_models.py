@@ -23,7 +23,7 @@ from keras_vit.errors import explained
 from keras_vit.files.atomic import write_text
 from keras_vit.run import SPLIT, Run
 from training.data.sources import DataSet
-from training.evaluation.intervals import of_mean
+from training.evaluation.intervals import of_mean, of_share
 from training.evaluation.metrics import fit_temperature
 from training.features.attentive import attentive_accuracy
 from training.features.extraction import open_extractor
@@ -233,22 +233,26 @@ def fit_probe(
 ) -> tuple[sklearn.pipeline.Pipeline, dict]:
     """Return the probe fitted on all training features, and `c`, `iterations`, `converged`, and what was `tried`.
 
-    Of several strengths that with the best held-out accuracy is taken.
+    Of several strengths that with the best held-out accuracy is taken; the middle one of too few images.
     """
     tried = []
     if len(strengths) > 1:
+        labels = train.labels
         repeats = max(min(_MOST_REPEATS, _MOST_FITTED // len(train.labels)), 1)
         splits = sklearn.model_selection.StratifiedShuffleSplit(repeats, test_size=_HELD_OUT, random_state=0)
-        too_few = "The training images are too few to choose --c on a tenth of them ({}); give one --c."
-        with explained(too_few.format, ValueError):
-            parts = list(splits.split(train.values, train.labels))
-        for c in strengths:
+        try:
+            parts = list(splits.split(train.values, labels))
+        except ValueError:  # a class has one image, or a tenth has not one of each: leave out any, of classes that stay
+            drawn = sklearn.model_selection.ShuffleSplit(repeats, test_size=_HELD_OUT, random_state=0).split(labels)
+            parts = [(rows, held_out[np.isin(labels[held_out], labels[rows])]) for rows, held_out in drawn]
+            parts = [part for part in parts if len(part[1]) and len(np.unique(labels[part[0]])) > 1]
+        for c in strengths if parts else ():
             scores = []
             for rows, held_out in parts:
                 fitted, _ = _fitted(train.take(rows), c, max_iterations)
-                scores.append(fitted.score(train.values[held_out], train.labels[held_out]))
+                scores.append(fitted.score(train.values[held_out], labels[held_out]))
             tried.append({"c": c, "held_out_accuracy": float(np.mean(scores))})
-    best = max(tried, key=lambda row: row["held_out_accuracy"])["c"] if tried else strengths[0]
+    best = max(tried, key=lambda row: row["held_out_accuracy"])["c"] if tried else strengths[len(strengths) // 2]
     fitted, converged = _fitted(train, best, max_iterations)
     iterations = int(max(fitted[-1].n_iter_))
     return fitted, {"c": best, "iterations": iterations, "converged": converged, "tried": tried}
@@ -276,6 +280,8 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
         )
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
     interval = np.clip(of_mean(scores), 0.0, 1.0).tolist()
+    if np.ptp(scores) == 0.0:  # then Student's interval is a point
+        interval = of_share(round(mean * len(labels)), len(labels))
     return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
 
 

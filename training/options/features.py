@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive, Range, Seed
+from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.resizing import Resize
@@ -60,7 +61,9 @@ class FeatureOptions(ModelOptions):
 
     def probe_command(self) -> tuple[str, ...]:
         """Return the command that makes a model of these features."""
-        return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), "--workdir", "runs/probe")
+        kept = ("image_size", "num_heads", "features", "resize", "crop_from")  # without which they are others
+        how = arguments_of(self, *(field.name for field in dataclasses.fields(self) if field.name not in kept))
+        return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *how, "--workdir", "runs/probe")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
