@@ -276,7 +276,8 @@ def threshold_of(scores: np.ndarray, false_alarms: float) -> float:
     """Return the threshold that a new image like these exceeds with at most this probability, in 0..1.
 
     The smallest score with rank (n + 1) (1 - false_alarms), as in conformal prediction; with too few scores for that,
-    the largest.
+    the largest. It is a little more than that score, so that an export, which rounds otherwise, decides alike.
     """
     rank = int(np.ceil((len(scores) + 1) * (1.0 - false_alarms)))
-    return float(np.sort(scores)[min(rank, len(scores)) - 1])
+    score = float(np.sort(scores)[min(rank, len(scores)) - 1])
+    return score + 1e-5 * max(1.0, abs(score))
