@@ -130,6 +130,7 @@ def write(
         operators=[
             (f"{caption}: {sum(counts.values()):,}", _table(("operator", "number"), list(counts.items())))
             for caption, counts in _operators(facts).items()
+            if counts
         ],
     )
     (directory / "report.md").write_text(page, encoding="utf-8")

@@ -50,7 +50,7 @@ TUNE = "training.finetune --workdir never"
 MISTAKES = {
     f"{TRAIN} --data folder:gone": DATA,
     f"{TRAIN} --data pictures": KIND,
-    "training.pretrain --data digits": "no recipe named '--data'",
+    "training.pretrain --data digits": "takes the name of a recipe first, such as auto, but was given '--data'",
     f"{TRAIN} --data digits --model.num-heads 7": "multiple of num_heads",
     f"{TRAIN} --data digits --workdri x": "2 ",
     f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir accepts",

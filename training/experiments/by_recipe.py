@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.errors import check_known, refuse_without_effect
+from keras_vit.errors import UserError, check_known, refuse_without_effect
 from training.experiments.study_grids import STUDIES
 from training.options.common import DataOptions
 from training.options.train import USUAL, FinetuneOptions, PretrainOptions, StudyOptions
@@ -33,6 +33,8 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
     if not arguments or arguments[0] in ("-h", "--help"):
         arguments = [_AUTO, "--help"]
     name, *rest = arguments
+    if name.startswith("-"):
+        raise UserError(f"keras-vit pretrain takes the name of a recipe first, such as auto, but was given {name!r}.")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _pretrain_recipe(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     about = _about(about, name, RECIPES, 64 if name == _AUTO else None)
