@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import tracked
-from keras_vit.cli.start import native_stderr_silenced
+from keras_vit.cli.start import as_typed, native_stderr_silenced
 from keras_vit.errors import is_or_are
 from keras_vit.images import formats, graph
 from keras_vit.images.decode import error_reason, highest_of_unused_bits, is_uniform
@@ -335,7 +335,7 @@ def report_bad(
     sentence = f"{len(problems)} {what}: {named}"
     if on_bad_image == "stop":
         raise UserError(f"{sentence}; {advice}.")
-    print(f"Skipped: {sentence}.")
+    print(as_typed(f"Skipped: {sentence}."))
 
 
 def problems_of(examples: Sequence, problem: Callable) -> dict:

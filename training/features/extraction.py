@@ -18,7 +18,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, task_of
 from keras_vit.cli.progress import Progress
-from keras_vit.cli.start import native_stderr_silenced
+from keras_vit.cli.start import as_typed, native_stderr_silenced
 from keras_vit.files.atomic import locked, remove_temporary
 from keras_vit.files.remote import is_remote
 from keras_vit.models.config import identifying_fields
@@ -352,7 +352,7 @@ def embed_all(listing: Listing, name: str, extractor: Extractor) -> Part:
     """
     part = embed_rows(listing, name, np.arange(listing.splits[name].num_examples), extractor)
     for path, why in part.problems.items():
-        print(f"Skipped {path}: {why}")
+        print(as_typed(f"Skipped {path}: {why}"))
     check_some_read(len(part.paths))
     return part
 
