@@ -4,10 +4,8 @@ import pathlib
 
 from export.options import FastestOptions, OnnxOptions, SavedModelOptions, SourceOptions, TFLiteOptions
 from keras_vit import cli
-from keras_vit.errors import UserError
-from keras_vit.files.keras_model import MODEL
 from keras_vit.files.remote import output_folder
-from keras_vit.run import CONFIG, Run
+from keras_vit.run import Run, check_no_run
 
 
 def open_run(source: SourceOptions) -> Run:
@@ -23,8 +21,7 @@ def open_run(source: SourceOptions) -> Run:
 def export_folder(output: str) -> pathlib.Path:
     """The path of --output. Raises UserError for a place where nothing can be written, and for a run directory."""
     folder = output_folder(output)
-    if all((folder / name).is_file() for name in (MODEL, CONFIG)):
-        raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
+    check_no_run(folder)
     return folder
 
 

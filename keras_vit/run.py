@@ -550,6 +550,12 @@ def check_head(model: "keras.Model", labels: Sequence[str]) -> None:
         )
 
 
+def check_no_run(directory: pathlib.Path) -> None:
+    """Raise UserError for the directory of a run or checkpoint, which is kept apart from what is made of it."""
+    if (directory / CONFIG).is_file():
+        raise UserError(f"{directory} has the config.json of a run or checkpoint; give --output a directory of its own.")
+
+
 def check_model_file(path: str | os.PathLike) -> None:
     """Raise UserError for a file of this machine that holds no model: another file of a run, or of another type."""
     file = to_path(path)

@@ -14,7 +14,7 @@ from keras_vit.errors import explained, refuse_without_effect
 from keras_vit.files.atomic import check_unlocked
 from keras_vit.files.labels import check_classes
 from keras_vit.files.remote import existing_file, is_remote, output_folder, to_path
-from keras_vit.run import CONFIG, Run
+from keras_vit.run import CONFIG, Run, check_no_run
 from keras_vit.text.classes import classes_of_options
 from training.data.checks import check_data, listed_classes
 from training.data.known_images import check_split
@@ -124,12 +124,6 @@ def report_directory(run: Run, output: str | None) -> pathlib.Path:
     if not (own and directory.is_dir() and directory.samefile(own)):
         check_no_run(directory)
     return directory
-
-
-def check_no_run(directory: pathlib.Path) -> None:
-    """Raise UserError for a run directory, whose files others would replace."""
-    if (directory / CONFIG).is_file():
-        raise UserError(f"{directory} is the directory of a run; give --output a directory of its own.")
 
 
 def with_data(given: Given) -> Given:

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples", about=__doc__)
 
     from keras_vit.images.files import SAMPLES
-    from training.checks import check_no_run
+    from keras_vit.run import check_no_run
     from training.data.checks import check_data
 
     check_data(options.source)

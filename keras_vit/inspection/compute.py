@@ -9,12 +9,12 @@ import numpy as np
 from keras import ops
 
 from keras_vit.checkpoints.describe import official_name
-from keras_vit.errors import UserError, check_choice, refuse_first
+from keras_vit.errors import check_choice, refuse_first
 from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import FIGURES, analysis
 from keras_vit.inspection.attention import ATTENTION_FIGURES, Attention, as_float32
-from keras_vit.models.build import classifies, config_of, logits_model, preprocessing_of, task_of
+from keras_vit.models.build import check_classifies, classifies, config_of, logits_model, preprocessing_of, task_of
 from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, ShiftedPatches, ViTConfig
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.scores import RankedClasses, Scoring
@@ -294,8 +294,7 @@ def features_and_gradients(
 
     Raises UserError if the model has no head.
     """
-    if not classifies(model):
-        raise UserError(f"Relevance for a class needs a model that classifies images, but {model.name!r} has no head.")
+    check_classifies(model, f"The model {model.name!r}")
     model = logits_model(model)
     inputs = _last_feature_map(model)  # tensors that bypass the feature map, and the feature map
     outputs = keras.Model(model.input, [*inputs, model.output])(images, training=False)

@@ -181,7 +181,7 @@ def _in_folder(tmp_path_factory) -> Iterator[dict[str, str]]:
         f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": "list.csv is a text file; give a model",
         f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is an export; give the run",
         **{
-            f"export.{kind}.__main__ {model} --output {run}": f"{run} is a run directory, which would no longer be used"
+            f"export.{kind}.__main__ {model} --output {run}": f"{run} has the config.json of a run or checkpoint; give"
             for kind in ("saved_model", "tflite", "onnx")
             for model in (f"--run {run}", "--checkpoint augreg:B_16")
         },
@@ -293,7 +293,7 @@ def test_a_path_without_its_kind_or_with_another_is_answered_with_what_to_give(t
 
 
 @pytest.mark.parametrize(
-    ("command", "found"), [(samples, "is the directory of a run"), (shard, "should be new or empty, but holds .*")]
+    ("command", "found"), [(samples, "has the config.json of a run"), (shard, "should be new or empty, but holds .*")]
 )
 def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path):
     (tmp_path / "config.json").write_text("{}")
