@@ -553,7 +553,7 @@ def check_head(model: "keras.Model", labels: Sequence[str]) -> None:
 def check_no_run(directory: pathlib.Path) -> None:
     """Raise UserError for the directory of a run or checkpoint, which is kept apart from what is made of it."""
     if (directory / CONFIG).is_file():
-        raise UserError(f"{directory} has the config.json of a run or checkpoint; give --output a directory of its own.")
+        raise UserError(f"{directory} has the config.json of a run or checkpoint; give another --output.")
 
 
 def check_model_file(path: str | os.PathLike) -> None:
