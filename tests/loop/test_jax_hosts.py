@@ -1,6 +1,7 @@
 """Training on JAX on two hosts, processes of four CPU devices each, beside one process with eight."""
 
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -85,12 +86,13 @@ def test_one_host_continues_what_two_began_and_the_other_way_round(stopped, undi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("host", "says"), [(0, "the JAX distributed service"), (1, "[0] A worker was lost or did not")]
+    ("host", "says"),
+    [(0, r"the JAX distributed service|\[1\] A worker was lost"), (1, r"\[0\] A worker was lost or did not")],
 )
 def test_when_a_host_is_killed_the_other_ends_and_both_continue_to_the_same_bits(host, says, undisturbed, tmp_path):
     done = started(tmp_path / "run", SHARDED, hosts=2, signalled=(host, int(signal.SIGKILL), 8))
     assert done.returncode in (128 + signal.SIGKILL, 128 + signal.SIGABRT)  # whichever the launcher sees first
-    assert says in done.stdout
+    assert re.search(says, done.stdout)  # of the first host, what the other one notices first
     assert_equal(run(tmp_path / "run", SHARDED), undisturbed)
 
 
