@@ -230,7 +230,7 @@ def test_neither_a_file_nor_the_report_of_another_run_is_overwritten(run, tmp_pa
     (tmp_path / "file").write_text("mine")
     Run.at(tmp_path / "other").start({"command": "other"}, NAMES)
     command = ["--run", str(run.path), "--data", no_data, "--output"]
-    for output, words in (("file/report", "file is a file"), ("other", "the directory of a run; give")):
+    for output, words in (("file/report", "file is a file"), ("other", "the config.json of a run")):
         with pytest.raises(UserError, match=words):
             evaluate_command.main([*command, str(tmp_path / output)])
 

@@ -26,8 +26,9 @@ def test_a_format_that_people_have_is_named_with_what_to_do():
         assert f"{kind} file; convert the folder by keras-vit prepare" in format_problem(encoded(IMAGE, kind))
     assert "but a HEIC file; convert" in format_problem(b"\0\0\0\x18ftypheic\0\0")
     assert format_problem(encoded(IMAGE, "PDF")).endswith(", but a PDF file; save it as JPEG")
-    for data in (b"notes", b"", b"\0\0\0\x18ftypisom"):
+    for data in (b"notes", b"\0\0\0\x18ftypisom"):
         assert format_problem(data) == f"not {format_list()}"
+    assert format_problem(b"") == "the file is empty"
 
 
 def test_of_files_with_other_endings_only_the_first_bytes_decide(tmp_path):
